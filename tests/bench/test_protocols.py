@@ -15,8 +15,11 @@ from fewtags.bench.grid import Choice, all_results, choose_jobs, work
 from fewtags.bench.protocol import Job, read_protocol, shipped
 from fewtags.bench.run import check_settings
 from fewtags.bench.tables import make_tables, markdown
+from fewtags.engine.model import load_model
 from fewtags.errors import DataError
 from fewtags.labels import Label
+from fewtags.nets.pool import Pool
+from fewtags.nets.spatial import HeadPlan
 
 DOCS = Path(__file__).parents[2] / "docs"
 TINY = [
@@ -205,6 +208,32 @@ def test_patchml_on_coco(start):
         assert record["last"]["mAP-loc"] <= record["last"]["mAP-cl_same_cells"]
     assert [r["cells"][:2] for r in rows] == [["I 50%", "ignore"], ["SP 50%", "ignore"]]
     assert rows[1]["cells"][2:4] == [f"{points['last']['mAP']:.1f}", "43.2"]
+
+
+def test_patchml_table_4(start, tmp_path):
+    """Plain DeiT has an mAP and no heatmaps; what --set gives replaces the settings of rows."""
+    half = ('purchase.budgets=["50%"]', "sets.coco14.val_images=4", 'published.mAP={plain_deit={"I 50%"=35.08}}')
+    results, rows = start("patchml_coco_384", *VIT, *half, methods=["plain_deit", "tscam_224"])
+    assert set(results) == {"coco14 I 50% plain_deit", "coco14 I 50% tscam_224", "coco14 SP 50% tscam_224"}
+    plain, tscam = (results[f"coco14 I 50% {row}"] for row in ("plain_deit", "tscam_224"))
+    assert plain["labels"] == tscam["labels"]
+    assert "mAP-loc" not in plain["last"]
+    assert "mAP-loc" in tscam["last"]
+    assert row(rows, "DeiT (224)")[1:4] == [f"{plain['last']['mAP']:.1f}", "35.1", ""]
+    _, info = load_model(tmp_path / "runs" / "coco14-I-50-plain_deit-seed-0" / "run")
+    assert (info.backbone, info.size, info.head) == ("test_vit", 64, HeadPlan(pool=Pool("class_token")))
+
+
+def test_patchml_table_4_as_published():
+    protocol = read_protocol("patchml_coco_384", ["train.epochs=2"])
+    plain, small, large = (
+        protocol.training(Job("coco14", "I 1%", row, "", 0)) for row in ("plain_deit", "tscam_224", "ignore")
+    )
+    assert [(own["model.backbone"], own["augment.size"]) for own in (plain, small, large)] == [
+        *(("deit_base_patch16_224", 224), ("deit_base_patch16_224", 224), ("deit_base_patch16_384", 384)),
+    ]
+    assert (plain["model.pool"], plain["model.head_kernel"], small["model.head_kernel"]) == ("class_token", 1, 3)
+    assert {own["train.epochs"] for own in (plain, small, large)} == {2}
 
 
 def test_patchml_on_objects365(start, root):

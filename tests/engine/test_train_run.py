@@ -18,9 +18,11 @@ from fewtags.engine import planned_fit, planning
 from fewtags.engine import train_run as running
 from fewtags.engine.events import Ended, EpochEnded, Started
 from fewtags.engine.fit import FitConfig
+from fewtags.engine.localise import refuse_without_boxes
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import load_model, read_info
 from fewtags.engine.planning import make_plan
+from fewtags.engine.predict import heatmaps, predict_maps, score_table
 from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import load_tensors
 from fewtags.engine.thresholds import choose_thresholds
@@ -28,6 +30,7 @@ from fewtags.engine.train_record import write_record
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.labels import ClassNames, Label
+from fewtags.report.build import build_report
 from fewtags.table.answered import with_answers
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
@@ -433,3 +436,51 @@ def test_consistency_is_left_out_of_a_solved_stage_that_is_no_warmup(tables, mak
         make_config(train__stages=SOLVE_FIRST, train__cached_views=None, objective=own), tables=tables, cpu=True
     )
     assert (plan.objective.scl_weight, plan.objective.warmup_loss) == (0.1, "expected_negative")
+
+
+# --- a head on the class token
+
+
+@pytest.fixture
+def plain_vit(make_config):
+    """Make a configuration with a head on the class token; `changes` are those of `make_config`."""
+    return lambda objective, **changes: make_config(
+        objective, model__backbone="test_vit", model__pool="class_token", augment__size=32, **changes
+    )
+
+
+def test_a_run_without_maps(scenes, plain_vit, tmp_path):
+    """It trains, predicts and reports; what needs maps is refused."""
+    train(plain_vit({"name": "assume_negative"}), Tables(scenes.train, scenes.val), tmp_path / "run")
+    net, info = load_model(tmp_path / "run")
+    assert not info.head.has_maps
+    scored = score_table(net, info, scenes.val, cpu=True)
+    np.testing.assert_allclose(scored.logits, np.load(tmp_path / "run" / "evaluation" / "val.npy"), atol=1e-5)
+    photo = scenes.val.require_root() / scenes.val.images[0].as_py()
+    for use in (
+        lambda: heatmaps(net, info, photo, torch.device("cpu")),
+        lambda: heatmaps(net, info, photo, torch.device("cpu"), coupled=True),
+        lambda: next(predict_maps(net, info, [photo], torch.device("cpu"))),
+        lambda: refuse_without_boxes(info, scenes.val),
+    ):
+        with pytest.raises(ConfigError, match=r"needs class maps, and a model with .* Train with model.pool = mean\.$"):
+            use()
+    page = build_report([tmp_path / "run"], tmp_path / "page.html").read_text("utf-8")
+    assert "run has no heatmaps" in page
+    assert "fewtags heatmap" not in page
+    assert "The model has no heatmaps" in (tmp_path / "run" / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("objective", "cure"),
+    [
+        ({"name": "expected_negative"}, r"mean, or set objective\.scl_weight to 0\."),
+        ({"name": "patchml"}, r"mean, or set objective\.patch_weight to 0\."),
+        ({"name": "patchml", "patch_weight": 0.0, "pseudo_weight": 1.0}, r"mean\."),
+    ],
+)
+def test_a_loss_of_maps_is_refused_without_maps(tables, plain_vit, objective, cure):
+    with pytest.raises(
+        ConfigError, match=f"the loss of {objective['name']} with these settings needs class maps.*{cure}"
+    ):
+        make_plan(plain_vit(objective), tables=tables, cpu=True)

@@ -13,9 +13,12 @@ from fewtags.export.hub import HubError, export_hub, push_folder
 from fewtags.export.timm import export_timm
 
 
-@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit", "test_efficientnet"])
-def test_timm_gives_the_same_logits(tmp_path, backbone):
-    net, info = make_model(backbone, size=96 if backbone == "test_vit" else 64)
+@pytest.mark.parametrize(
+    ("backbone", "pool"),
+    [("test_resnet", "mean"), ("test_vit", "mean"), ("test_vit", "class_token"), ("test_efficientnet", "mean")],
+)
+def test_timm_gives_the_same_logits(tmp_path, backbone, pool):
+    net, info = make_model(backbone, size=96 if backbone == "test_vit" else 64, pool=pool)
     export_timm(net, info, tmp_path / "out")
     model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     images = torch.randn(3, 3, info.size, info.size)

@@ -10,7 +10,8 @@ from huggingface_hub import constants
 
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.backbones import create_backbone, create_net
-from fewtags.nets.spatial import Preprocessing, spatial_features
+from fewtags.nets.pool import Pool
+from fewtags.nets.spatial import HeadPlan, Preprocessing, spatial_features
 from fewtags.nets.tscam import coupled_maps
 from fewtags.nets.weights import fingerprint
 
@@ -100,6 +101,33 @@ def test_features_are_the_models_own():
     x = images(1, 3, 160, 160)
     expected = tokens.forward_features(x)[0, 1 + 10 * 7 + 4]
     torch.testing.assert_close(net.features(x)[0, :, 7, 4], expected, rtol=1e-5, atol=1e-5)
+
+
+def class_token(kernel=1):
+    return HeadPlan(kernel, Pool("class_token"))
+
+
+def test_a_head_on_the_class_token_is_timms_vit():
+    """The token of timm's model, and a linear layer; the patch tokens have no influence beside attention."""
+    net = create_net("test_vit", 3, weights="none", size=64, head=class_token()).eval()
+    own = timm.create_model("test_vit", num_classes=3, dynamic_img_size=True).eval()
+    own.load_state_dict({**net.backbone.state_dict(), "head.weight": net.head.weight, "head.bias": net.head.bias})
+    x = images(2, 3, 64, 64)
+    assert net.grid((64, 64)) == (1, 1)
+    torch.testing.assert_close(net(x).logits, own(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(net.predict_logits(x), net(x).logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit_relpos"])
+def test_a_backbone_without_a_class_token_is_refused(name):
+    cure = "Use model.pool = mean, or a ViT that has one, for example deit_small_patch16_224."
+    with pytest.raises(ConfigError, match=f"backbone '{name}' has no class token for .*{re.escape(cure)}"):
+        create_net(name, 3, weights="none", size=64, head=class_token())
+
+
+def test_a_class_token_has_no_neighbours():
+    with pytest.raises(ConfigError, match=r"use model\.head_kernel = 1\."):
+        class_token(kernel=3)
 
 
 def test_a_distilled_deit_has_a_map_and_attention():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,8 @@ def test_clip_by_hand():
     method = PatchML(image_gammas=PLAIN, patch_gammas=PLAIN, image_clip=0.05, patch_weight=0.0)
     out, _ = step(method, data)
     assert out.logs["image"].item() == pytest.approx(-np.log([0.85, 0.55, 0.5]).sum() / 4, rel=1e-6)
-    assert out.logs["patch"].item() == pytest.approx(-np.log([0.98, 0.8, 0.5]).sum() / 4, rel=1e-6)
+    with_patches, _ = step(replace(method, patch_weight=1.0), data)
+    assert with_patches.logs["patch"].item() == pytest.approx(-np.log([0.98, 0.8, 0.5]).sum() / 4, rel=1e-6)
     out.loss.backward()
     assert data.images.grad[0, :, 0, 0].ne(0).tolist() == [False, True, True, True]
 
@@ -191,6 +193,26 @@ def trained(**options):
     method.commit(Maps(), data, out)
     logs = method.on_epoch_start(1)
     return method, data, parts, logs, method.step(Maps(), data, Progress(1, 0, 1))
+
+
+def test_maps_are_needed_for_patches_and_their_prototypes():
+    """Without them, pooled features are enough: the same loss, and the same pseudo-labels of whole images."""
+    assert PatchML().needs_maps
+    assert PatchML(patch_weight=0.0, pseudo_weight=1.0).needs_maps
+    method = PatchML(patch_weight=0.0, pseudo_weight=1.0, prototypes_of="images", pseudo_fill="unknown", pseudo_from=1)
+    assert not method.needs_maps
+    maps, labels = [[[[4.0, 0.0]], [[-1.0, 1.0]]], [[[0.0, 2.0]], [[5.0, 1.0]]]], [[P, U], [U, P]]
+    pooled = np.mean(maps, (2, 3), keepdims=True).tolist()
+    found = []
+    for own in (maps, pooled):
+        data = batch(own, labels)
+        out, _ = step(method, data)
+        method.commit(Maps(), data, out)
+        method.on_epoch_start(1)
+        later = method.step(Maps(), data, Progress(1, 0, 1))
+        assert "patch" not in later.logs
+        found.append([out.loss.item(), later.loss.item(), *later.payload.pseudo.flatten().tolist()])
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_pseudo_labels_by_hand():

@@ -71,6 +71,14 @@ def test_predict_has_the_numbers_of_the_command(client, trained, files):
     assert len(one[0]["tags"]) == 1
 
 
+def test_a_model_without_maps_gives_tags_only(files):
+    model = ServedModel(*make_model("test_vit", pool="class_token"), CPU, LIMITS)
+    with TestClient(make_app(model)) as client:
+        assert client.post("/predict", files={"photos": ("a.png", files[0].read_bytes())}).status_code == 200
+        answer = client.post("/heatmaps", files={"photo": ("a.png", files[0].read_bytes())})
+    assert (answer.status_code, "a heatmap needs class maps" in answer.json()["detail"]) == (422, True)
+
+
 def test_heatmaps_have_the_numbers_of_the_command(client, trained, files):
     _, wanted = heatmaps(*trained, files[0], CPU)
     answer = client.post("/heatmaps?class=bird&maps=true", files={"photo": ("a.png", files[0].read_bytes())}).json()

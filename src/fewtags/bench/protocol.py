@@ -124,7 +124,8 @@ class Protocol(Settings):
     def training(self, job: Job) -> dict[str, Any]:
         """The settings of a run's training, by dotted key."""
         varied = self.conditions[job.known].settings if job.known in self.conditions else {}
-        return {**dict(dotted(self.settings)), **dict(dotted(varied))}
+        own = self.rows[job.row].settings if job.row in self.rows else {}
+        return {**dict(dotted(self.settings)), **dict(dotted(varied)), **dict(dotted(own))}
 
     def digest(self, job: Job) -> str:
         """Twelve hexadecimal digits of everything that decides a run beside its seed."""
@@ -143,6 +144,7 @@ class Protocol(Settings):
         shared = [self.measure, self.settings, bought]
         varied = self.conditions[job.known].settings if job.known in self.conditions else {}
         more = [*([varied] if varied else []), *([self.details] if self.details else [])]
+        more += [row.settings] if row.settings else []
         return digest([shared, own, condition, method, row.labels, row.unlabelled, row.untrained, *more])
 
     def encoder_digest(self, job: Job) -> str:
@@ -240,7 +242,7 @@ def read_protocol(given: str, assignments: list[str]) -> Protocol:
     Args:
         given: the name of a shipped protocol, or the path of a TOML file.
         assignments: key=value, dotted, which replace what the file says; `train.`, `model.` and `augment.` are settings
-            of all runs.
+            of all runs, and replace those of rows, too.
 
     Raises:
         ConfigError: the protocol is not known, has unknown keys, or settings that a method does not know.
@@ -259,7 +261,7 @@ def read_protocol(given: str, assignments: list[str]) -> Protocol:
         where, tree = given, load_toml(Path(given))
     own = [f"settings.{text}" if text.partition(".")[0].strip() in OWN_SETTINGS else text for text in assignments]
     try:
-        protocol = Protocol.model_validate(apply_overrides(tree, own))
+        protocol = Protocol.model_validate(_for_all_rows(apply_overrides(tree, own), own))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -268,9 +270,21 @@ def read_protocol(given: str, assignments: list[str]) -> Protocol:
     return protocol
 
 
+def _for_all_rows(tree: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Return the tree of a protocol; settings of all runs that the user gives are left out of the settings of rows."""
+    given = {text.partition("=")[0].strip().removeprefix("settings.") for text in assignments}
+    rows = {name: dict(row) for name, row in tree.get("rows", {}).items()}
+    for row in rows.values():
+        for section, values in row.get("settings", {}).items():
+            kept = {key: value for key, value in values.items() if f"{section}.{key}" not in given}
+            row["settings"] = {**row["settings"], section: kept}
+    return {**tree, "rows": rows}
+
+
 def _check(protocol: Protocol, where: str) -> None:
     sections = {"[settings]": protocol.settings}
     sections |= {f"conditions.{name}.settings": own.settings for name, own in protocol.conditions.items()}
+    sections |= {f"rows.{name}.settings": own.settings for name, own in protocol.rows.items()}
     for place, settings in sections.items():
         if section := next((key for key in settings if key not in OWN_SETTINGS), None):
             raise ConfigError(

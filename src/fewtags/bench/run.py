@@ -7,6 +7,7 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ def check_settings(protocol: Protocol) -> None:
     if protocol.tasks:
         check_transfer_settings(protocol)
         return
-    for known in protocol.knowns:
-        _config(protocol, known)
+    for known, row in product(protocol.knowns, ("", *(name for name, row in protocol.rows.items() if row.settings))):
+        _config(protocol, known, row)
 
 
 # --- measures
@@ -139,7 +140,7 @@ def measures(protocol: Protocol, net: SpatialNet, info: ModelInfo, data: SetData
         return real_measures(logits, info, data)
     scored = ranking_of(logits, info, data.test)
     found = {"mAP": percent(scored[0]), "scored": scored[1]}
-    if protocol.measure == "located" and len(data.located):
+    if protocol.measure == "located" and len(data.located) and info.head.has_maps:
         found |= localise(net, info, data, logits, _workers(protocol))
     if protocol.details:
         validated = logits_of(net, info, data.val, _workers(protocol))[:, columns(info, data.val)]
@@ -212,7 +213,7 @@ def _bought(job: Job, data: SetData, observed: Observed, net: SpatialNet, info: 
     assert cost is not None
     places = table.locations
     points = int((places.boxes[:, :2] == places.boxes[:, 2:]).all(1).sum()) if len(places) else 0
-    share = data.on_object(job, net.grid((info.size, info.size)))
+    share = data.on_object(job, net.grid((info.size, info.size))) if info.head.has_maps else None
     return {
         "images": int((table.matrix.image_counts(Label.UNKNOWN) < len(table.classes)).sum()),
         "points": points,
@@ -302,9 +303,9 @@ def counts(data: SetData) -> Record:
     return found
 
 
-def _config(protocol: Protocol, known: str) -> Config:
-    """The settings of training under a condition, with any labels."""
-    own = protocol.training(Job("", known, "", "", 0))
+def _config(protocol: Protocol, known: str, row: str = "") -> Config:
+    """The settings of training of a row under a condition, with any labels; "": those that rows share."""
+    own = protocol.training(Job("", known, row, "", 0))
     tree = apply_overrides({"data": {"train": "."}}, {**FIXED, **own})
     return parse(tree, settings_models(), f"the settings of {protocol.name}")
 

@@ -173,6 +173,7 @@ class Row(Settings):
         objective: settings of the method beside the protocol's; None: only the published numbers are shown.
         grid: values of settings of the method that are searched; validation chooses, for each seed.
         labels: what is learned from.
+        settings: replaces values of the protocol's `settings`.
         sets: data sets of the row; None: all.
         known: conditions of the row, or types of annotation (`Purchase`); None: all.
         tags: what replaces settings where only tags are bought.
@@ -186,6 +187,7 @@ class Row(Settings):
     objective: dict[str, Any] | None = None
     grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     labels: Literal["observed", "complete"] = "observed"
+    settings: dict[str, Any] = Field(default_factory=dict)
     sets: tuple[str, ...] | None = None
     known: tuple[str, ...] | None = None
     tags: dict[str, Any] = Field(default_factory=dict)

@@ -103,7 +103,8 @@ def finish(folder: RunFolder, cpu: bool) -> None:
         say(clock_line(seconds))
     say("next:")
     say(f"  fewtags predict {run} PHOTOS --out tags.csv")
-    say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")
+    if info.head.has_maps:
+        say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")
     say(f"  fewtags evaluate {run} LABELS --images FOLDER")
     error = evaluations.get("val", {}).get("calibration", {}).get("error")
     if error is not None and error >= NOTICED_ERROR:

@@ -352,11 +352,13 @@ def heatmap(
     from fewtags.engine.machine import torch_device
     from fewtags.engine.onnx_net import torch_net
     from fewtags.engine.own_thresholds import class_position
+    from fewtags.nets.spatial import refuse_without_maps
     from fewtags.nets.tscam import attention_layers
 
     key = NameKey(out)
     names, notes = output_names(photos, found)
     net, info = load_predictor(model, torch_device(cpu), arithmetic)
+    refuse_without_maps(info.head, "a heatmap")
     if classes and (threshold or precision is not None):
         given = "--threshold" if threshold else "--precision"
         raise ConfigError(f"--class says which classes to draw, so {given} has no effect; remove one option.")

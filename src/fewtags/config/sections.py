@@ -136,7 +136,8 @@ class DataConfig(ReadOptions, DataFiles):
     )
 
 
-PoolChoice = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"]
+MapPool = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"]
+PoolChoice = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost", "class_token"]
 
 
 @final
@@ -148,7 +149,10 @@ class ModelConfig(Settings):
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate in training")
     output_stride: Literal[8, 16, 32] | None = Field(None, description="pixels per map cell; default: the backbone's")
     head_kernel: Literal[1, 3] = Field(1, description="side of the head's convolution; TS-CAM's is 3")
-    pool: PoolChoice = Field("mean", description="from maps to image logits")
+    pool: PoolChoice = Field(
+        "mean",
+        description="from maps to image logits; class_token: a linear layer on the class token of a ViT, no maps",
+    )
     pool_temperature: float = Field(1.0, gt=0, description="of the pools lse, softmax and csra")
     pool_weight: float = Field(0.1, ge=0, description="of the softmax pool in csra")
     pool_boost: float = Field(5.0, gt=0, description="factor of positive cells in boost")
@@ -313,7 +317,7 @@ class SearchConfig(Settings):
     methods: Annotated[tuple[str, ...], Split] = Field(
         (), description="methods whose head can be solved, with their default settings"
     )
-    pools: Annotated[tuple[PoolChoice, ...], Split] = Field((), description="from maps to image logits, see model.pool")
+    pools: Annotated[tuple[MapPool, ...], Split] = Field((), description="from maps to image logits, see model.pool")
     backbones: Annotated[tuple[str, ...], Split] = Field((), description="timm models; weights as for model.backbone")
 
 

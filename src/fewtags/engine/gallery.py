@@ -98,8 +98,11 @@ class Gallery:
     ) -> tuple[GalleryPhoto, ...]:
         """Compute the maps of all photos through the test view; the net keeps its train or eval mode.
 
+        There are no photos without maps (`HeadPlan.has_maps`).
         `averages` are the running averages of the maps of the training photos, if the method keeps them.
         """
+        if not net.head.plan.has_maps:
+            return ()
         mode = net.training
         net.eval()
         shown = []

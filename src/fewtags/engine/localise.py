@@ -24,6 +24,7 @@ from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label, Locations
 from fewtags.metrics.locate import DEFAULT, LocateOptions, LocateReport, Region, locate_report
 from fewtags.metrics.metric import table_with_chance
+from fewtags.nets.spatial import refuse_without_maps
 from fewtags.patches import SLACK
 from fewtags.photos.scan import Tick
 from fewtags.table.table import LabelTable
@@ -99,11 +100,13 @@ class Localisation:
 
 
 def refuse_without_boxes(info: ModelInfo, table: LabelTable) -> None:
-    """Check that a table has boxes to evaluate against, before anything is computed.
+    """Check that a model has maps, and a table boxes to evaluate them against, before anything is computed.
 
     Raises:
+        ConfigError: the model has no maps.
         DataError: no positive label of a class that the model knows has a box; or see `matched`.
     """
+    refuse_without_maps(info.head, "localisation")
     table, _ = matched(info, table)
     if has_boxes(info, table):
         return

@@ -146,7 +146,12 @@ def _header(facts: CardFacts) -> str:
         license=licence,
         library_name="fewtags",
         pipeline_tag="image-classification",
-        tags=["multi-label", "heatmaps", "partial-labels", facts.info.backbone],
+        tags=[
+            "multi-label",
+            *(["heatmaps"] if facts.info.head.has_maps else []),
+            "partial-labels",
+            facts.info.backbone,
+        ],
         base_model=f"timm/{weights['backbone']}" if from_hub and weights is not None else None,
         model_name=facts.name if results else None,
         eval_results=results or None,
@@ -159,7 +164,8 @@ def _body(facts: CardFacts) -> Iterator[str]:
     groups = [("exactly one", info.exactly_one), ("at most one", info.at_most_one)]
     yield from ("", f"# {facts.name}", "")
     classes = counted(len(info.class_ids), "class", "classes")
-    yield f"A multi-label image classifier with heatmaps: {classes}, {info.backbone} at {info.size} px,"
+    kind = "A multi-label image classifier" + (" with heatmaps" if info.head.has_maps else "")
+    yield f"{kind}: {classes}, {info.backbone} at {info.size} px,"
     yield f"trained with fewtags {info.version}. {info.selection[:1].upper()}{info.selection[1:]}."
     yield from ("", "## Use", "", "```python", *facts.usage, "```", "")
     yield "A class is present if its probability is at least its threshold (table below)."
@@ -228,7 +234,10 @@ def _limits(facts: CardFacts) -> Iterator[str]:
         yield info.untagged
     if info.policy == "imagenet":
         yield "The model sees the centre square of a photo only."
-    yield "A heatmap shows where the model finds evidence. It is not an outline of the object."
+    if info.head.has_maps:
+        yield "A heatmap shows where the model finds evidence. It is not an outline of the object."
+    else:
+        yield "The model has no heatmaps: it does not say where in a photo a class is."
     licence, sentence = weights_licence(facts.weights)
     if licence in (UNKNOWN_LICENCE, "other"):
         yield f"The licence of this model is to be decided by its owner. {sentence}"

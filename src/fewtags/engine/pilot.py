@@ -266,10 +266,10 @@ def _train(
 
 
 def _measure(run: Path, measured: LabelTable, cpu: bool) -> dict[str, float]:
-    """Return the mAP of a finished run, and mAP-loc if a class that can be ranked has boxes."""
+    """Return the mAP of a finished run, and mAP-loc if the model has maps and a class that can be ranked has boxes."""
     found = {"mAP": float(read_json(run / "evaluation" / "val.json")["mAP"])}
     net, info = load_predictor(run, torch_device(cpu))
-    if has_boxes(info, measured):
+    if info.head.has_maps and has_boxes(info, measured):
         logits = np.load(run / "evaluation" / "val.npy", allow_pickle=False)
         scored = ScoredTable(index=np.arange(len(measured)), logits=logits, labels=measured.matrix.dense())
         report = localise_table(net, info, measured, scored, cpu=cpu, options=WITHOUT_BOXES).report

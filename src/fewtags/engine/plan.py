@@ -34,7 +34,7 @@ from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
 from fewtags.nets.freezing import freeze
 from fewtags.nets.pool import Pool
-from fewtags.nets.spatial import HeadPlan, SpatialNet
+from fewtags.nets.spatial import HeadPlan, SpatialNet, refuse_without_maps
 from fewtags.objectives.base import Objective, Problem, RunFacts
 from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.photos.workers import Workers, shared_memory_notes
@@ -99,7 +99,8 @@ class RunPlan:
         r, settings = self.resolved, self.method.model_dump(exclude={"name"}, exclude_defaults=True)
         chosen = ", ".join(f"{k} {v}" for k, v in settings.items())
         yield f"method: {r.method}" + (f" ({chosen})" if chosen else "")
-        size = f"{r.size} px, maps {self.grid[0]} x {self.grid[1]}"
+        maps = f"maps {self.grid[0]} x {self.grid[1]}" if self.net.head.plan.has_maps else "class token, no maps"
+        size = f"{r.size} px, {maps}"
         yield f"net: {r.backbone}, weights {r.weights}, {size}; preset {r.preset}, seed {r.seed}"
         for stage in r.stages:
             trained = {"head": "the head", "all": "all layers"}.get(
@@ -168,6 +169,10 @@ def derive(
     grid = net.grid((resolved.size, resolved.size))
     about_run = _run_facts(tables, resolved, grid, teacher)
     objective, explained = derive_objective(settings, about_run)
+    if objective.needs_maps:
+        changed = [f"objective.{name}" for name in ("scl_weight", "patch_weight") if vars(objective).get(name)]
+        otherwise = f", or set {' and '.join(changed)} to 0" if changed else ""
+        refuse_without_maps(net.head.plan, f"the loss of {resolved.method} with these settings", otherwise)
     notes = _location_notes(objective, settings, about_run) + explained
     for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
         freeze(net, stage.trainable)

@@ -24,6 +24,7 @@ from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.geometry import View
 from fewtags.labels import Label
 from fewtags.metrics.decisions import Groups, decide_cells
+from fewtags.nets.spatial import refuse_without_maps
 from fewtags.nets.tscam import coupled_maps
 from fewtags.nets.zero_shot import ZeroShotNet
 from fewtags.photos.dataset import Sample, read_through
@@ -161,8 +162,10 @@ def predict_maps(
     """Yield the test view of every photo, in order, and its probability maps [C, h, w] in the frame of that view.
 
     Raises:
+        ConfigError: the model has no maps.
         DataError: a photo cannot be read.
     """
+    refuse_without_maps(info.head, "a heatmap")
     net.to(device).eval()
     for samples, images in _read(net, info, paths, device, batch_size, workers):
         for sample in samples:
@@ -313,9 +316,10 @@ def heatmaps(
     (`coupled_maps`). They may be negative, and are comparable only within one map.
 
     Raises:
-        ConfigError: `coupled` needs a ViT with a class token, and no ONNX file.
+        ConfigError: the model has no maps; `coupled` needs a ViT with a class token, and no ONNX file.
         DataError: the photo cannot be read.
     """
+    refuse_without_maps(info.head, "a heatmap")
     net, policy, collate = net.to(device).eval(), make_policy(info.policy, info.size), Collate(info.mean, info.std)
     if not coupled:
         return class_maps(net, path, policy, collate, device)

@@ -71,17 +71,20 @@ class OnnxExport:
         path: the file.
         parity: the comparison with torch.
         fixed: why the file takes one image size only; "" if it takes any.
+        has_maps: whether the model has class maps.
     """
 
     path: Path
     parity: Parity
     fixed: str = ""
+    has_maps: bool = True
 
     def lines(self, size: int) -> Iterator[str]:
         """Say what the file takes and gives."""
         sides = f"{size}, {size}" if self.fixed else "h, w"
         yield f"input {INPUT}: uint8 [n, 3, {sides}], RGB; normalisation is inside; ONNX opset {OPSET}"
-        yield f"outputs: {SCORES} [n, C], {MAPS} [n, C, rows, columns] (probabilities), {LOGITS} [n, C]"
+        cells = "rows, columns] (probabilities)" if self.has_maps else "1, 1] (the scores: the model has no maps)"
+        yield f"outputs: {SCORES} [n, C], {MAPS} [n, C, {cells}, {LOGITS} [n, C]"
         if self.fixed:
             yield f"the image size is fixed ({self.fixed})"
         yield f"compared with torch: {self.parity}"
@@ -128,7 +131,7 @@ def export_onnx(net: SpatialNet, info: ModelInfo, out: Path) -> OnnxExport:
     written = with_metadata(content, {**metadata(info), "parity": str(parity)})
     with replacing(out, len(written)) as temporary:
         temporary.write_bytes(written)
-    return OnnxExport(out, parity, fixed)
+    return OnnxExport(out, parity, fixed, info.head.has_maps)
 
 
 def _traced(net: SpatialNet, info: ModelInfo) -> tuple[bytes, Parity, str]:

@@ -87,7 +87,7 @@ def _own_size(net: SpatialNet) -> tuple[int, int] | None:
 
 
 def refuse_other_heads(info: ModelInfo) -> None:
-    """Raise ConfigError if the head is not a linear classifier of the mean of all cells."""
+    """Raise ConfigError if the head is not a linear classifier of the mean of all cells, or of the class token."""
     head = info.head
     if head.commutes:
         return

@@ -55,17 +55,21 @@ def create_net(
 ) -> SpatialNet:
     """Make a `SpatialNet` with a new head; the other arguments and the errors are those of `create_backbone`.
 
+    A head on the class token needs a backbone that has one; another one is a ConfigError.
     The same arguments give the same net; global generators have no influence.
     """
     made = create_backbone(
         backbone, weights=weights, size=size, seed=seed, drop_path=drop_path, output_stride=output_stride
     )
+    without_maps = head is not None and not head.has_maps
+    if without_maps:
+        _refuse_without_class_token(made.module, backbone)
     # A separate generator, so that the head does not depend on the numbers that the backbone drew.
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, 1]).generate_state(1)[0]))
     return SpatialNet(
         made.module,
         SpatialHead(made.features_dim, classes, plan=head, generator=generator),
-        layout=made.layout,
+        layout="class_token" if without_maps else made.layout,
         prefix_tokens=made.prefix_tokens,
         preprocessing=made.preprocessing,
         origin=made.origin,
@@ -254,6 +258,14 @@ def _inspect(model: Any, name: str, size: tuple[int, int]) -> tuple[Layout, int]
 
 def _prefix_tokens(model: nn.Module) -> int:
     return int(getattr(model, "num_prefix_tokens", 0))
+
+
+def _refuse_without_class_token(model: nn.Module, name: str) -> None:
+    if _prefix_tokens(model) == 0 or not isinstance(getattr(model, "cls_token", None), Tensor):
+        raise ConfigError(
+            f"backbone {name!r} has no class token for model.pool = class_token. Use model.pool = mean, or a ViT that "
+            "has one, for example deit_small_patch16_224."
+        )
 
 
 def _no_map(name: str, reason: str) -> ConfigError:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fewtags.errors import ConfigError
 from fewtags.text import suggest
 
-PoolName = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"]
+PoolName = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost", "class_token"]
 
 
 @final
@@ -32,7 +32,8 @@ class Pool:
             the maximum (T -> infinity). "softmax": the mean weighted by softmax(T S). "csra": mean + `weight` x the
             softmax pool (Zhu and Wu, "Residual Attention", ICCV 2021; unlike theirs, our head is not normalised).
             "boost": the mean of S, in which positive cells count `boost` times (BoostLU; Kim et al., "Bridging the Gap
-            between Model Explanations in Partially Annotated Multi-label Classification", CVPR 2023).
+            between Model Explanations in Partially Annotated Multi-label Classification", CVPR 2023). "class_token": no
+            maps; the head classifies the class token of a ViT, which is the net's only cell (plain ViT and DeiT).
         temperature: T of lse, softmax and csra.
         weight: of the softmax term in csra.
         boost: factor of positive cells in boost.
@@ -63,7 +64,7 @@ class Pool:
         """
         cells, hot = maps.flatten(2), self.temperature
         match self.name:
-            case "mean":
+            case "mean" | "class_token":
                 # Over both dimensions, so that the sum follows the memory order of the maps.
                 return maps.mean((2, 3))
             case "mean_prob":

@@ -23,7 +23,7 @@ from fewtags.nets.precision import mixed_precision
 from fewtags.nets.weights import Origin
 
 T = TypeVar("T")
-Layout = Literal["NCHW", "NHWC", "NLC"]
+Layout = Literal["NCHW", "NHWC", "NLC", "class_token"]
 
 
 class Output(NamedTuple):
@@ -54,7 +54,7 @@ class Preprocessing:
 class HeadPlan:
     """The head's convolution size, 1 (a linear classifier of every cell) or 3 (TS-CAM), and pool.
 
-    Raises ConfigError for another kernel.
+    Raises ConfigError for another kernel, and for a kernel of 3 on the class token.
     """
 
     kernel: int = 1
@@ -63,11 +63,18 @@ class HeadPlan:
     def __post_init__(self) -> None:
         if self.kernel not in (1, 3):
             raise ConfigError(f"the head's kernel must be 1 or 3, got {self.kernel}.")
+        if self.kernel == 3 and not self.has_maps:
+            raise ConfigError("a head on the class token has no neighbouring cells; use model.head_kernel = 1.")
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether there are class maps; a head on the class token has none."""
+        return self.pool.name != "class_token"
 
     @property
     def commutes(self) -> bool:
         """Whether the pool may be applied before the convolution, so that predictions need no maps."""
-        return self.kernel == 1 and self.pool.name == "mean"
+        return self.kernel == 1 and self.pool.name in ("mean", "class_token")
 
 
 @final
@@ -144,7 +151,8 @@ class Trunk(nn.Module):
 
     Args:
         backbone: a module from images [b, 3, H, W] to features before pooling, in `layout`.
-        layout: of the backbone's output. NLC: tokens in row-major order, after `prefix_tokens` others.
+        layout: of the backbone's output. NLC: tokens in row-major order, after `prefix_tokens` others. "class_token":
+            the same tokens, of which only the first, the class token, is used, as a grid of one cell.
         prefix_tokens: number of leading tokens (class, register, distillation) that are not cells.
         preprocessing: normalisation that the images need.
         origin: source of the backbone's weights, for the run record.
@@ -233,9 +241,20 @@ def spatial_features(
         return raw
     if layout == "NHWC":
         return raw.permute(0, 3, 1, 2)
+    if layout == "class_token":
+        return raw[:, 0, :, None, None]
     rows, columns = _token_grid(int(raw.shape[1]) - prefix_tokens, (int(size[0]), int(size[1])))
     cells: Tensor = raw[:, prefix_tokens:].transpose(1, 2)
     return cells.reshape(*cells.shape[:2], rows, columns)
+
+
+def refuse_without_maps(head: HeadPlan, what: str, otherwise: str = "") -> None:
+    """Raise ConfigError if a head has no class maps, which `what` needs; `otherwise` is another cure."""
+    if not head.has_maps:
+        raise ConfigError(
+            f"{what} needs class maps, and a model with model.pool = class_token has none. Train with model.pool = "
+            f"mean{otherwise}."
+        )
 
 
 def probe(function: Callable[[Tensor], T], net: nn.Module, size: tuple[int, int]) -> T:

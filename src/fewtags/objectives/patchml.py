@@ -82,6 +82,11 @@ class PatchML(SupervisedObjective):
             )
 
     @property
+    def needs_maps(self) -> bool:
+        """The loss of patches and their prototypes do; prototypes of whole images do not."""
+        return super().needs_maps or (self.pseudo_weight > 0 and self.prototypes_of == "patches")
+
+    @property
     def solvable(self) -> bool:
         """Without pseudo-labels and selected cells, which change with the weights.
 

@@ -74,8 +74,8 @@ class SupervisedObjective(LocatedObjective):
 
     @property
     def needs_maps(self) -> bool:
-        """Prototypes and patches do."""
-        return True
+        """The loss of patches does."""
+        return self.patch_weight > 0
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Derive how unknown classes count, and the weights of patches."""
@@ -95,7 +95,7 @@ class Supervised(NamedTuple):
 
     Attributes:
         loss: PatchML eq. (3).
-        logs: its two terms, detached.
+        logs: its terms with a weight above 0, detached; that of images always.
         patches: labels of the patches, int8 [b, C, h, w].
         labels: image labels that fit what the crops show, int8 [b, C].
     """
@@ -136,16 +136,18 @@ def supervised_loss(settings: SupervisedObjective, out: Output, batch: Batch, pr
     )
     labelled = (batch.labels != Label.UNKNOWN).any(1)
     image = _image_loss(settings, logits, labels, batch.labels, prior)
-    selected = patch_selectivity(maps, patches, settings.patch_unknown, top_k=settings.patch_top_k)
-    patch = patch_loss(
-        maps,
-        patches,
-        selected & labelled[:, None, None, None],
-        gammas=PerLabel(*settings.patch_gammas),
-        weights=EVEN if settings.patch_weights is None else PerLabel(*settings.patch_weights),
-    )
-    loss = settings.image_weight * image + settings.patch_weight * patch
-    return Supervised(loss, {"image": image.detach(), "patch": patch.detach()}, patches, labels)
+    loss, logs = settings.image_weight * image, {"image": image.detach()}
+    if settings.patch_weight > 0:
+        selected = patch_selectivity(maps, patches, settings.patch_unknown, top_k=settings.patch_top_k)
+        patch = patch_loss(
+            maps,
+            patches,
+            selected & labelled[:, None, None, None],
+            gammas=PerLabel(*settings.patch_gammas),
+            weights=EVEN if settings.patch_weights is None else PerLabel(*settings.patch_weights),
+        )
+        loss, logs["patch"] = loss + settings.patch_weight * patch, patch.detach()
+    return Supervised(loss, logs, patches, labels)
 
 
 def class_shares(labels: LabelMatrix) -> Tensor:

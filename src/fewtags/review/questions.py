@@ -261,9 +261,13 @@ def evidence_boxes(
 ) -> list[Box | None]:
     """Return the box of the evidence of each cell (image, class id); each photo goes through the net once.
 
+    A model without maps has seen the whole photo, so that there is no box.
+
     Raises:
         DataError: a photo cannot be read.
     """
+    if not info.head.has_maps:
+        return [None] * len(cells)
     asked: dict[str, list[str]] = {}
     for image, class_ in cells:
         asked.setdefault(image, []).append(class_)

@@ -217,7 +217,7 @@ class Review:
             "regions": self.store.regions(cell),
             "note": self.store.note_of(photo.folder, photo.image),
             "known": [self.name_of(c) for c, state in given.items() if state == Label.POSITIVE],
-            "heat": class_id in self.info.classes,
+            "heat": class_id in self.info.classes and self.info.head.has_maps,
         }
 
     def _given(self, photo: PhotoId) -> dict[str, int]:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from fewtags.engine.own_thresholds import class_position
 from fewtags.errors import DataError, FewtagsError
+from fewtags.nets.spatial import refuse_without_maps
 from fewtags.serve.batcher import BusyError, ClosedError
 from fewtags.serve.model import Maps, ServedModel
 from fewtags.text import printable
@@ -230,6 +231,7 @@ def make_app(model: ServedModel) -> FastAPI:
         threshold: Threshold = None,
         maps: Annotated[bool, Query(description="Also the maps as numbers.")] = False,
     ) -> HeatmapsAnswer:
+        refuse_without_maps(model.info.head, "a heatmap")
         name, content = _name(photo), await photo.read()
         wanted = [class_position(model.info.classes, word, "class") for word in classes or []]
         found = await scored(content, name, maps=True)

@@ -14,6 +14,7 @@ MOST_NAMED = 20
 """Largest number of classes or photos that a message names; the others are counted."""
 
 _COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
+_GIVEN_AS_FLAGS: ContextVar[frozenset[str]] = ContextVar("settings given as flags", default=frozenset())
 _MEASURED: ContextVar[str] = ContextVar("split whose labels are read", default="")
 _ARGUMENTS = {
     "json": "to_json()",
@@ -134,6 +135,16 @@ def command_line() -> Iterator[None]:
 
 
 @contextmanager
+def given_as_flags(keys: Iterable[str]) -> Iterator[None]:
+    """Let messages about wrong values name the flags of these settings, see `value_of`."""
+    token = _GIVEN_AS_FLAGS.set(frozenset(keys))
+    try:
+        yield
+    finally:
+        _GIVEN_AS_FLAGS.reset(token)
+
+
+@contextmanager
 def reading_of(split: str) -> Iterator[None]:
     """Let messages name the folder of the photos of a split that has labels of its own, see `setting`."""
     token = _MEASURED.set(split)
@@ -173,10 +184,24 @@ def named(key: str, value: str | float | None = None) -> str:
     name = (_FLAGS_OF_SETTINGS if commanded else _ARGUMENTS_OF_SETTINGS).get(key)
     if value is None:
         return key if name is None else f"--{name}" if commanded else name
-    text = value if isinstance(value, str) else f"{value:g}"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
     if name is None:
         return f'{key} = "{text}"' if isinstance(value, str) else f"{key} = {text}"
     return f"--{name} {shlex.quote(text)}" if commanded else f"{name}={value!r}"
+
+
+def value_of(key: str, value: object) -> str:
+    """Return a setting with the value that the user gave: as a flag if it was one, else the dotted key.
+
+    >>> value_of("train.lr", 0.0)
+    'train.lr = 0.0'
+    >>> with command_line(), given_as_flags(["train.lr"]):
+    ...     value_of("train.lr", 0.0), value_of("train.seed", 0.0)
+    ('--lr 0', 'train.seed = 0.0')
+    """
+    if key in _GIVEN_AS_FLAGS.get() and isinstance(value, str | float | int):
+        return named(key, value)
+    return f"{key} = {value!r}"
 
 
 def run_setting(key: str, value: str) -> str:

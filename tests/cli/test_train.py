@@ -212,7 +212,7 @@ def test_a_report_is_no_folder(run: Run, trained: tuple[Path, Result], tmp_path:
         (("--set", "objective.positives_per_image=4"), "positives_per_image is 4.0, but there are 3 classes."),
         (("--set", "objective.class_prior=[0.1, 0.2]"), "class_prior has 2 shares, but there are 3 classes."),
         (("--set", "train.lr=inf"), "train.lr = inf: input should be a finite number"),
-        (("--seed", "4294967296"), "train.seed = 4294967296: input should be less than or equal to 4294967295"),
+        (("--seed", "4294967296"), "--seed 4294967296: input should be less than or equal to 4294967295"),
         (("--set", "augment.policy=none", "--set", "augment.min_area=0.5"), "augment.min_area = 0.5 would do nothing"),
         (("--method", "bce"), "or, where what is not named is absent, read the labels with --complete."),
     ],
@@ -231,7 +231,9 @@ def test_a_dry_run_refuses_what_the_run_would(
         (("--method", "expected_negativ"), "did you mean 'expected_negative'?"),
         (("--set", "train.epoch=3"), "did you mean 'train.epochs'?"),
         (("--set", "train.epochs"), "expected section.key=value"),
-        (("--preset", "gpu"), "train.preset = 'gpu'"),
+        (("--preset", "gpu"), "--preset gpu: input should be 'cpu', "),
+        (("--lr", "0", "--set", "train.lr=-1"), "train.lr = -1: input should be greater than 0"),
+        (("--method", "nothing"), "--method nothing is not a method; known: "),
     ],
 )
 def test_wrong_settings_say_what_was_meant(

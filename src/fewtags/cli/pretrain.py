@@ -11,8 +11,16 @@ from fewtags.cli.follow import follow
 from fewtags.cli.options import BatchSize, Continue, Cpu, DryRun, Epochs, Rate, Seed, Track, expand_groups
 from fewtags.cli.progress import counting, is_main_process, say
 from fewtags.cli.slurm import SlurmOptions
-from fewtags.cli.train import FASTER_CHECK, Set, merged_tree, refuse_missing_inputs, starts_elsewhere
+from fewtags.cli.train import (
+    FASTER_CHECK,
+    Set,
+    flags_that_count,
+    merged_tree,
+    refuse_missing_inputs,
+    starts_elsewhere,
+)
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD, PRETRAIN_METHODS, method_help
+from fewtags.text import given_as_flags
 
 
 @expand_groups
@@ -88,7 +96,9 @@ def pretrain(
     }
     where = "the configuration" if config is None else str(config)
     tree = merged_tree(config, flags, set_ or [], "a folder of photos, for example `fewtags pretrain photos/`")
-    if (sections := check_sections(PretrainConfig, tree, where)) is not None:
+    with given_as_flags(flags_that_count(flags, set_ or [])):
+        sections = check_sections(PretrainConfig, tree, where)
+    if sections is not None:
         given = sections.data
         refuse_missing_inputs([given.train], [] if given.images is None else [given.images])
     folder = RunFolder(out, PRETRAINING)
@@ -96,7 +106,8 @@ def pretrain(
         refuse_used_folder(out)
     from fewtags.engine.methods import read_pretrain_settings
 
-    settings = read_pretrain_settings(tree, where)
+    with given_as_flags(flags_that_count(flags, set_ or [])):
+        settings = read_pretrain_settings(tree, where)
     if starts_elsewhere(folder, settings, slurm, context):
         return
     from fewtags.engine.machine import processes

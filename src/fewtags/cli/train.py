@@ -33,6 +33,7 @@ from fewtags.cli.slurm import Job, SlurmOptions, command_words, submit
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats import check_path, list_formats
 from fewtags.objectives.table import DEFAULT_METHOD, METHODS, method_help
+from fewtags.text import given_as_flags
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -259,12 +260,19 @@ def read_settings(
     Wrong paths and most wrong settings are reported before torch is imported, which takes seconds. `init` is a
     pretraining run, or its encoder file, whose backbone training starts from.
     """
+    where = "the configuration" if config is None else str(config)
+    tree = merged_tree(config, flags, assignments, "a folder or label file, for example `fewtags train photos/`")
+    with given_as_flags(flags_that_count(flags, assignments)):
+        return _checked_settings(tree, where, flags, assignments, init)
+
+
+def _checked_settings(
+    tree: dict[str, Any], where: str, flags: dict[str, Any], assignments: list[str], init: Path | None
+) -> Config:
     from fewtags.config.parse import apply_overrides, check_sections, parse
     from fewtags.config.sections import Config, paths_of
     from fewtags.formats.answers import answers_path
 
-    where = "the configuration" if config is None else str(config)
-    tree = merged_tree(config, flags, assignments, "a folder or label file, for example `fewtags train photos/`")
     if (sections := check_sections(Config, tree, where)) is not None:
         data = sections.data
         labels = [path for given in (data.train, data.val, data.test, data.truth) for path in paths_of(given)]
@@ -313,6 +321,11 @@ def read_expected(path: Path) -> float:
             "estimate-k --out` wrote."
         )
     return float(mean)
+
+
+def flags_that_count(flags: dict[str, Any], assignments: list[str]) -> set[str]:
+    """Return the settings whose values are those of flags, which `--set` overrides."""
+    return {*without_none(flags)} - {text.partition("=")[0].strip() for text in assignments}
 
 
 def merged_tree(config: Path | None, flags: dict[str, Any], assignments: list[str], example: str) -> dict[str, Any]:

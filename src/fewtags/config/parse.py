@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from fewtags.config.sections import UNNAMED_METHODS, Config, ObjectiveConfig, Section
 from fewtags.errors import ConfigError
-from fewtags.text import counted, suggest
+from fewtags.text import counted, suggest, value_of
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -166,7 +166,9 @@ def _parse_objective(
     name = default if given.get("name") is None else given["name"]
     if not isinstance(name, str) or name not in objectives:
         hint = suggest(str(name), objectives)
-        return None, [f"objective.name = {name!r} is not a method{hint}; known: {', '.join(sorted(objectives))}"]
+        return None, [
+            f"{value_of('objective.name', name)} is not a method{hint}; known: {', '.join(sorted(objectives))}"
+        ]
     return _validate(objectives[name], {**given, "name": name}, "objective.")
 
 
@@ -194,7 +196,7 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
                 while field[-1].isdigit():  # a place in the list
                     field.pop()
                 text += f"; a list in TOML looks like {prefix}{'.'.join(field)} = {_example(model, field)}"
-            lines[key] = f"{lines[key]}, or {text}" if key in lines else f"{key} = {problem['input']!r}: {text}"
+            lines[key] = f"{lines[key]}, or {text}" if key in lines else f"{value_of(key, problem['input'])}: {text}"
     return list(lines.values())
 
 

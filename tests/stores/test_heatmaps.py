@@ -545,3 +545,36 @@ def test_targets_are_probabilities_to_the_last_bit():
     target, _ = store.read(torch.arange(5000), torch.zeros(5000, 1, dtype=torch.int8), views, (3, 3))
     assert target.max() == 1
     assert target.min().item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_stretched_heatmaps_go_from_0_to_1(top_k):
+    """Levels .2 to .6 become 0 to 1. No weight: what is not chosen, a flat heatmap, a row that was never updated."""
+    labels = torch.zeros(2, 3, dtype=torch.int8)
+    plan = HeatmapPlan(dtype="float16", top_k=top_k)
+    store = filled(HeatmapStore(2, 3, (1, 2), plan), torch.full((2, top_k or 3, 2, 4), 0.25))
+    store.values[0, 0] = torch.tensor([0.2, 0.2, 0.6, 0.6])
+    store.values[1, 0] = store.values[0, 0]
+    store.visits[1] = 0
+    if store.class_ids is not None:
+        store.class_ids.copy_(torch.tensor([[1, 2], [1, 2]]))
+    index, first = torch.arange(2), 0 if top_k is None else 1
+    target, weight = store.read(index, labels, stack_views([WHOLE] * 2), (2, 4))
+    chosen = torch.ones(2, 3, dtype=torch.bool)
+    found, factor = store.stretched(target, weight, chosen, index, labels)
+    torch.testing.assert_close(found[0, first], torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 2), rtol=0, atol=1e-3)
+    assert factor[0, first].min() == 1
+    assert factor.sum() == 8
+    assert store.stretched(target, weight, ~chosen, index, labels)[1].sum() == 0
+
+
+def test_cells_that_no_crop_has_shown_do_not_stretch_a_heatmap():
+    """The left half was seen with levels .4 and .8; the right half has the start value 0, and no weight."""
+    store = HeatmapStore(1, 1, (1, 2), HeatmapPlan(dtype="float16", corrected=True))
+    filled(store, torch.tensor([0.4, 0.8, 0.0, 0.0]).half())
+    store.cell_visits[:, :, :2] = 1
+    labels, index = torch.zeros(1, 1, dtype=torch.int8), torch.zeros(1, dtype=torch.int64)
+    target, weight = store.read(index, labels, stack_views([WHOLE]), (2, 4))
+    found, factor = store.stretched(target, weight, torch.ones(1, 1, dtype=torch.bool), index, labels)
+    torch.testing.assert_close(found[0, 0, :, :2], torch.tensor([[0.0, 1.0]] * 2), rtol=0, atol=2e-3)
+    assert factor[0, 0].tolist() == [[1.0, 1.0, 0.0, 0.0]] * 2

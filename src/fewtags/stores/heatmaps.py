@@ -119,11 +119,15 @@ class HeatmapStore:
         rows = self._rows(index)
         ids = self._ids(rows, labels)
         maps = (self._raw(rows, labels, ids).float() / _top(self.plan)).flatten(2)
-        low, high = maps.amin(2), maps.amax(2)
+        lowest, highest = maps, maps
+        if self.cell_visits is not None:  # cells that no crop has shown have their start value
+            unseen = (self.cell_visits[rows].to(labels.device) == 0).flatten(1)[:, None]
+            lowest, highest = maps.masked_fill(unseen, torch.inf), maps.masked_fill(unseen, -torch.inf)
+        low, high = lowest.amin(2), highest.amax(2)
         if ids is not None:
             low, high = (torch.zeros_like(chosen, dtype=low.dtype).scatter(1, ids, edge) for edge in (low, high))
         usable = chosen & (high > low) & (self.visits[rows] > 0).to(labels.device)[:, None]
-        span = torch.where(usable, high - low, 1.0)
+        span, low = torch.where(usable, high - low, 1.0), torch.where(usable, low, 0.0)
         found = ((target - low[:, :, None, None]) / span[:, :, None, None]).clamp(0, 1)
         factor = usable[:, :, None, None].to(found.dtype).expand_as(found)
         return found, factor if weight is None else factor * weight

@@ -11,8 +11,8 @@ of `fewtags plan`, so the second and the third answer fewer questions in the sam
 Heads are solved on maps of a frozen trunk as `fewtags train` does it, with its strengths and its weights of answers,
 and chosen on the complete validation labels. The methods are EN, the default, and patchml, both with a loss of patches
 where places are known. All reviewers start with the questions of EN. Every line of the file is one set, arm, method and
-seed, with test mAP and pointing after every round. A line that is there is not done again. `--photos 60` is a trial on
-the first 60 photos of each split.
+seed, with test mAP and pointing after every round. A line that is there is not done again. `--photos 150` takes the
+first 150 photos of each split only.
 """
 
 from __future__ import annotations
@@ -305,14 +305,13 @@ def jobs(sets: Sequence[Name], seeds: Sequence[int], methods: Sequence[str] = ME
 
 def report(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Markdown: test mAP and pointing at the start and after each round, means over the seeds."""
-    for name in SETS:
-        own = [record for record in records if record["set"] == name]
-        if not own:
-            continue
+    for name, photos in sorted(
+        {(r["set"], r["photos"]) for r in records}, key=lambda one: (SETS.index(one[0]), one[1])
+    ):
+        own = [r for r in records if (r["set"], r["photos"]) == (name, photos)]
         minutes = [f"{one['minutes']:g} min" for one in own[0]["rounds"]]
-        yield from table_head(
-            [f"{name}: mAP, pointing (chance {own[0]['rounds'][0]['pointing_chance']:.1f})", *minutes]
-        )
+        chance = own[0]["rounds"][0]["pointing_chance"]
+        yield from table_head([f"{name}, {photos} photos: mAP, pointing (chance {chance:.1f})", *minutes])
         for arm in dict.fromkeys((r["who"], r["kind"], r["method"]) for r in own):
             runs = [r["rounds"] for r in own if (r["who"], r["kind"], r["method"]) == arm]
             means = [
@@ -334,17 +333,18 @@ def main() -> None:
         print("\n".join(report(records)))
         return
     torch.set_num_threads(1)
-    done = {(r["set"], r["who"], r["kind"], r["method"], r["seed"]) for r in records}
+    done = {(r["set"], r["who"], r["kind"], r["method"], r["seed"], r["photos"]) for r in records}
     opened: dict[str, Photos] = {}
     for job in jobs(options.sets, options.seeds, options.methods):
-        if job in done:
-            continue
         name, who, kind, method, seed = job
         if name not in opened:
             data = load(name, options.data, options.cache)
             opened[name] = Photos(data if options.photos is None else first(data, options.photos), options.cache)
+        photos = len(opened[name].data.train_truth)
+        if (*job, photos) in done:
+            continue
         found = run(opened[name], who, KINDS[kind], method, seed)
-        line = {"set": name, "who": who, "kind": kind, "method": method, "seed": seed, **found}
+        line = {"set": name, "who": who, "kind": kind, "method": method, "seed": seed, "photos": photos, **found}
         append_line(options.out, line)
 
 

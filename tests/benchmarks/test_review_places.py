@@ -91,13 +91,14 @@ def test_runs_and_their_table(photos, monkeypatch):
     for who, kind, method in (("review", "yes or no", places.EN), ("review", "points", places.EN),
                               ("plan", "boxes", places.PATCHML)):  # fmt: skip
         found = places.run(photos, who, places.KINDS[kind], method, 0)
-        lines.append({"set": "collages", "who": who, "kind": kind, "method": method, "seed": 0, **found})
+        lines.append({"set": "collages", "who": who, "kind": kind, "method": method, "seed": 0, "photos": 12, **found})
     ends = {(line["who"], line["kind"]): line["rounds"][-1] for line in lines}
     assert ends["review", "points"]["pointing"] > ends["review", "points"]["pointing_chance"] + 30
     assert ends["review", "yes or no"]["places"] == 0
     assert ends["plan", "boxes"]["places"] > 0
     assert {one["minutes"] for one in ends.values()} == {1.0}  # 60 of 120 cells of 1 s
     text = "\n".join(places.report(lines))
+    assert "| collages, 12 photos: mAP, pointing (chance " in text
     assert "| review, points, expected_negative (1) |" in text
     assert "| plan, boxes, patchml (1) |" in text
     assert Annotation.ONE_POINT is places.KINDS["points"]

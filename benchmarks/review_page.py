@@ -2,7 +2,8 @@
 
 Makes a synthetic run in FOLDER: an untrained net, files that are links to a few photos, one label for each, and 20,000
 questions. The server is a process of its own; another process scores the photos meanwhile, as for a new model. Printed
-are the times that a client sees, and how long the server's processor worked.
+are the times that a client sees, and how long the server's processor worked. The start is that of the process, with
+the import of torch.
 """
 
 from __future__ import annotations
@@ -102,14 +103,13 @@ def serve(run: Path) -> None:
     from fewtags.review.serve import listen
     from fewtags.review.serve import serve as serve_page
 
-    began = time.perf_counter()
     with opened(run, cpu=True) as review:
         busy = run / "busy"
         busy.mkdir(exist_ok=True)
         scoring = Scoring(run, review.table, busy, lambda *_: None, order="best", cpu=True)
         bound = listen(port=None)
-        start = time.perf_counter() - began
-        print(json.dumps({"port": bound.getsockname()[1], "token": review.token, "start": start}), flush=True)
+        start = {"start": time.time() - psutil.Process().create_time(), "worked": time.process_time()}
+        print(json.dumps({"port": bound.getsockname()[1], "token": review.token, **start}), flush=True)
         try:
             serve_page(review, bound)
         finally:
@@ -166,7 +166,8 @@ def main() -> None:
         found = json.loads(child.stdout.readline())
         try:
             print(
-                f"{photos:,} photos, {classes:,} classes; start {found['start']:.1f} s; load {os.getloadavg()[0]:.1f}"
+                f"{photos:,} photos, {classes:,} classes; start {found['start']:.1f} s, {found['worked']:.1f} s "
+                f"of them processor; load {os.getloadavg()[0]:.1f}"
             )
             client, server = Client(found["port"], found["token"]), psutil.Process(child.pid)
             clock("first page", lambda _: client.send("GET", "/"), 10, server)

@@ -14,6 +14,7 @@ from fewtags.config.parse import load_toml
 from fewtags.engine.events import Event, Saved
 from fewtags.engine.methods import METHODS
 from fewtags.engine.train_run import TrainRun as EngineRun
+from fewtags.labels import Label
 from fewtags.table.storage import load, write_csv
 
 Run = Callable[..., Result]
@@ -38,6 +39,8 @@ def test_progress_is_plain_lines_on_stderr_when_piped(trained: tuple[Path, Resul
     epochs = [line for line in result.stderr.splitlines() if line.startswith("epoch ")]
     assert [line.split()[1] for line in epochs] == [f"{n}/6" for n in range(1, 7)]
     assert f"  fewtags predict {trained[0]} PHOTOS --out tags.csv" in result.stderr
+    unknown = load(trained[0] / "tables" / "train.parquet").matrix.counts(Label.UNKNOWN).sum()
+    assert f"  fewtags review {trained[0]}    (asks you about {unknown:,} labels that nobody gave)" in result.stderr
 
 
 def test_flags_reach_the_settings(trained: tuple[Path, Result]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from fewtags.cli.progress import counting, echo, is_main_process, say, watch
-from fewtags.errors import DiskError, TrainingError
+from fewtags.errors import DiskError, FewtagsError, TrainingError
 
 if TYPE_CHECKING:
     from fewtags.engine.events import Event
@@ -74,6 +75,17 @@ def write_report(folder: RunFolder, cpu: bool) -> Path:
         return build_pretraining_report(folder.path, device=torch_device(cpu), tick=tick)
 
 
+def _unknown_cells(run: Path) -> int:
+    """Return how many labels of the training photos are unknown; 0 without a record of them."""
+    from fewtags.labels import Label
+    from fewtags.table.storage import load
+
+    record = run / "tables" / "train.parquet"
+    with suppress(FewtagsError, OSError):  # `fewtags review` says what is wrong with it
+        return int(load(record).matrix.counts(Label.UNKNOWN).sum()) if record.exists() else 0
+    return 0
+
+
 def finish(folder: RunFolder, cpu: bool) -> None:
     """Write the report of a finished run; print results on stdout, and the next steps on stderr."""
     run = folder.path
@@ -106,6 +118,8 @@ def finish(folder: RunFolder, cpu: bool) -> None:
     if info.head.has_maps:
         say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")
     say(f"  fewtags evaluate {run} LABELS --images FOLDER")
+    if unknown := _unknown_cells(run):
+        say(f"  fewtags review {run}    (asks you about {unknown:,} labels that nobody gave)")
     error = evaluations.get("val", {}).get("calibration", {}).get("error")
     if error is not None and error >= NOTICED_ERROR:
         points = f"{100 * error:.0f} points off in the mean on validation"

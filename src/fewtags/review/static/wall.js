@@ -4,7 +4,7 @@
 const content = readJson("content");
 const CYCLE = { yes: "no", no: "unsure", unsure: "yes" };
 const INVERTED = { no: "yes", yes: "unsure", unsure: "no" };
-const SMALLEST = 112; // pixels of a cell that is made smaller so that the wall fits the screen
+const SMALLEST = 100; // pixels of a cell that is made smaller so that the wall fits the screen
 const RUN = document.title.slice(document.title.lastIndexOf(" · "));
 const byMouse = matchMedia("(pointer: fine)").matches;
 let cells = content.questions;

@@ -29,7 +29,7 @@ function crop(item) {
 function show() {
   byId("main").hidden = cells.length === 0;
   byId("empty").hidden = cells.length > 0;
-  if (!cells.length) { showEmpty(); return; }
+  if (!cells.length) { byId("wall").replaceChildren(); showEmpty(); return; }
   title();
   byId("wall").replaceChildren(...cells.map((item, place) => {
     item.answer = item.said || item.mine || usual();

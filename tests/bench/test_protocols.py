@@ -11,6 +11,7 @@ import safetensors.torch
 import timm
 
 from fewtags.bench.data import SetData, refuse_missing_files
+from fewtags.bench.figures import make_figures
 from fewtags.bench.grid import Choice, all_results, choose_jobs, work
 from fewtags.bench.protocol import Job, read_protocol, shipped
 from fewtags.bench.run import check_settings
@@ -192,6 +193,30 @@ def test_statistics(start):
     assert cells["ImageNet-1K", "classes"] == ["1,000", "1,000", "equal"]
 
 
+@pytest.mark.parametrize(
+    ("name", "choice", "measure"),
+    [
+        ("scl_table1_scratch", {"sets": ["voc12"], "methods": ["an"]}, "mAP"),
+        ("scl_figure5a", {"methods": ["an"]}, "scores, 1"),
+        ("scl_figure5cd", {"known": ["2"], "methods": ["en_scl"]}, "labels, 1"),
+        ("scl_figured1", {"methods": ["an", "en_cl"]}, "val"),
+        ("scl_figuree1", {"known": ["CL 1"], "methods": ["l2_norm"]}, "val"),
+    ],
+)
+def test_the_other_protocols_of_scl(start, tmp_path, name, choice, measure):
+    """What a figure shows is measured, and drawn from the runs."""
+    searched = {"en_scl": "scl_weight", "en_cl": "cl_weight"}
+    grid = [f"rows.{r}.grid.{searched[r]}=[1.0]" for r in choice["methods"] if r in searched]
+    results, rows = start(name, *grid, **choice)
+    assert len(results) == len(choice["methods"])
+    assert all(measure in record["best"] for record in results.values())
+    assert rows or name != "scl_table1_scratch"
+    protocol = read_protocol(name, [*TINY, *grid])
+    figures = make_figures(protocol, all_results(tmp_path, protocol))
+    assert all(figures.values())
+    assert bool(figures) == name.startswith("scl_figure")
+
+
 VIT = ("model.backbone=test_vit", "augment.size=64")
 
 
@@ -208,6 +233,16 @@ def test_patchml_on_coco(start):
         assert record["last"]["mAP-loc"] <= record["last"]["mAP-cl_same_cells"]
     assert [r["cells"][:2] for r in rows] == [["I 50%", "ignore"], ["SP 50%", "ignore"]]
     assert rows[1]["cells"][2:4] == [f"{points['last']['mAP']:.1f}", "43.2"]
+
+
+def test_patchml_table_3(start):
+    """CSL-I searches one setting, and validation chooses."""
+    own = ('purchase.budgets=["50%"]', "sets.coco14.val_images=4", "published.mAP={}", "purchase.located_images=0")
+    few = "rows.csl_i.grid.image_top_k=[5, 20]"
+    results, rows = start("patchml_table3", *VIT, *own, few, methods=["csl_i"], known=["I *"], seeds="0")
+    assert {*results} == {f"coco14 I 50% csl_i image_top_k={k}" for k in (5, 20)}
+    best = max(results.values(), key=lambda r: r["best"]["val"])
+    assert row(rows, "CSL-I")[1] == f"{best['last']['mAP']:.1f}"
 
 
 def test_patchml_table_4(start, tmp_path):

@@ -108,6 +108,15 @@ def test_each_table_from_its_published_layout(scenes, out, name, set_name, setti
     assert [note for note in table.notes if note.startswith("OTHER DATA")] or set_name == "indoor67"
 
 
+@pytest.mark.parametrize(("name", "known", "row"), [("mls_table678", "", "knn"), ("mls_figure5", "D 1024", "mls")])
+def test_parts_of_mls(scenes, tmp_path, name, known, row):
+    protocol, failed = read_protocol(name, [*ENCODER, f"tasks.coco.settings={DETECT}"]), []
+    (job,) = choose_jobs(protocol, Choice(methods=[row], known=[known] if known else None, seeds="0"))
+    work(protocol, [job], scenes, tmp_path, lambda m: failed.append(m.text) if m.what == "failed" else None, cpu=True)
+    assert failed == []
+    assert all_results(tmp_path, protocol)[job]["last"]["box AP"] >= 0
+
+
 def test_rows_with_given_weights_need_no_pretraining(scenes, tmp_path):
     protocol = read_protocol("mls_table4", [*ENCODER, f"tasks.voc.settings={DETECT[:-1]}, masks=false}}"])
     job = Job("voc", "", "random", "", 0)

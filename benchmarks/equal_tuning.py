@@ -46,6 +46,7 @@ from fewtags.nets.pool import Pool, PoolName
 from fewtags.nets.spatial import HeadPlan
 from fewtags.objectives.base import Problem, RunFacts
 from fewtags.photos.loader import EpochSampler
+from fewtags.table.table import LabelTable
 from frozen import Above, Material, fixed_views, make_net, plain_reader
 from photo_sets import Name
 from protocol import Setup, check_objective, digest, other_settings, read_lines, read_setup, seed_numbers
@@ -108,12 +109,14 @@ class Job:
 # --- a run
 
 
-def run(benchmark: Methods, job: Job, material: Material, plain: Tensor) -> Record:
-    """Train once, and measure test at the epoch that each criterion chooses."""
+def run(benchmark: Methods, job: Job, material: Material, plain: Tensor, known: LabelTable | None = None) -> Record:
+    """Train once on the labels of the method, or on `known`; measure test at the epoch that each criterion chooses."""
     before = peak_memory()
     tuned, data = benchmark.methods[job.method], material.data
     truth = data.train_truth
-    train = (truth if tuned.labels == "complete" else single_positive(truth, job.seed)).matrix
+    if known is None:
+        known = truth if tuned.labels == "complete" else single_positive(truth, job.seed)
+    train = known.matrix
     changed = {} if tuned.parameter in ("", "weight_decay", POOL_FACTOR) else {tuned.parameter: job.value}
     pool = Pool(tuned.pool, boost=job.value) if tuned.parameter == POOL_FACTOR else Pool(tuned.pool)
     net = make_net(benchmark, len(truth.classes), job.seed, HeadPlan(pool=pool))
@@ -166,7 +169,7 @@ def run(benchmark: Methods, job: Job, material: Material, plain: Tensor) -> Reco
     for name, (value, number, state) in best.items():
         above.load_state_dict(state)
         chosen[name] = {"epoch": number, "value": round(100 * value, 3), **look(above, material)}
-        if job.seed != benchmark.trial_seed:
+        if material.regions and job.seed != benchmark.trial_seed:
             chosen[name] |= {k: localise(above, material)[k] for k in ("pointing", "ioa_p")}
     return {
         "benchmark": benchmark.name,
@@ -251,10 +254,14 @@ def trial_jobs(benchmark: Methods, wanted: Sequence[tuple[Name, str]]) -> list[J
 
 
 def final_jobs(
-    benchmark: Methods, records: Sequence[Record], wanted: Sequence[tuple[Name, str]], seeds: Sequence[int]
+    benchmark: Methods,
+    records: Sequence[Record],
+    wanted: Sequence[tuple[Name, str]],
+    seeds: Sequence[int],
+    criteria: Sequence[str] = CRITERIA,
 ) -> list[Job]:
-    """The runs of what the trials chose, seed by seed; one where both criteria chose the same."""
-    best = [chosen_trials(benchmark, records, criterion) for criterion in CRITERIA]
+    """The runs of what the trials chose, seed by seed; one where several criteria chose the same."""
+    best = [chosen_trials(benchmark, records, criterion) for criterion in criteria]
     jobs = [
         Job(s, m, seed, trials[s, m]["rate"], trials[s, m]["value"])
         for seed in seeds
@@ -311,7 +318,7 @@ def table(benchmark: Methods, records: Sequence[Record]) -> Iterator[str]:
 
 def costs(benchmark: Methods, records: Sequence[Record]) -> Iterator[str]:
     """Markdown: labels a photo that the last epoch predicts, by set, and CPU time and memory beside AN."""
-    runs = _final_records(benchmark, records, "complete")
+    runs = final_records(benchmark, records, "complete")
     yield f"| | {' | '.join(f'predicted, {s}' for s in benchmark.sets)} | CPU of an epoch / AN | memory - AN, MB |"
     yield "|" + "---|" * (3 + len(benchmark.sets))
     for method in benchmark.methods:
@@ -344,11 +351,11 @@ def _final_runs(
     benchmark: Methods, records: Sequence[Record], criterion: str
 ) -> dict[tuple[str, str], dict[int, Record]]:
     """By (set, method): what the criterion's choice reached, by seed."""
-    found = _final_records(benchmark, records, criterion)
+    found = final_records(benchmark, records, criterion)
     return {key: {seed: record[criterion] for seed, record in runs.items()} for key, runs in found.items()}
 
 
-def _final_records(
+def final_records(
     benchmark: Methods, records: Sequence[Record], criterion: str
 ) -> dict[tuple[str, str], dict[int, Record]]:
     """By (set, method): the runs of the criterion's choice, by seed."""

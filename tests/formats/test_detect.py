@@ -105,7 +105,9 @@ def test_what_cannot_be(write):
     with pytest.raises(DataError, match=r"a\.docx: no known format has the ending '\.docx'; expected a folder of"):
         detect(folder / "a.docx")
     kinds = dict.fromkeys(("folder", "voc", "nuswide", "cub", "tagfiles"), (True, False))
-    kinds |= dict.fromkeys(("coco", "yolo", "openimages", "cvat", "datumaro", "labelme", "metadata"), (True, True))
+    kinds |= dict.fromkeys(
+        ("coco", "yolo", "openimages", "cvat", "datumaro", "labelme", "metadata", "shards"), (True, True)
+    )
     for name in FORMATS:
         for path, readable in zip((folder, folder / "b.csv"), kinds.get(name, (False, True)), strict=True):
             if readable:
@@ -122,7 +124,8 @@ def test_what_cannot_be(write):
 def test_lists_of_formats_in_words():
     assert list_formats("title") == (
         "class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT, Datumaro, LabelMe, metadata.jsonl, text "
-        "files of tags, Hill lists, ImageNet ReaL, NUS-WIDE, CUB attributes or a Parquet label table"
+        "files of tags, shards with labels, Hill lists, ImageNet ReaL, NUS-WIDE, CUB attributes or a Parquet label "
+        "table"
     )
     assert list_formats("expected").startswith("a folder of class folders, a .csv, .tsv or .txt table, a COCO .json, ")
 

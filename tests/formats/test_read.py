@@ -1,4 +1,6 @@
+import io
 import json
+import tarfile
 from typing import get_args
 
 import numpy as np
@@ -18,6 +20,16 @@ from fewtags.table.table import LabelTable
 def touch(path, data="x"):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(data)
+    return path
+
+
+def shard(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in (("a.jpg", b"x"), ("a.json", b'{"tags": ["cat"]}')):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     return path
 
 
@@ -83,6 +95,8 @@ def one_of_each(tmp_path):
         "labelme json": tmp_path / "lm/a.json",
         "metadata": touch(tmp_path / "hf/metadata.jsonl", '{"file_name": "a.jpg", "tags": ["cat"]}\n'),
         "tagfiles": touch(tmp_path / "tags/a.txt", "cat").parent,
+        "shards": shard(tmp_path / "shards/x.tar").parent,
+        "shards tar": tmp_path / "shards/x.tar",
         "hill": touch(tmp_path / "hill/list.txt", "a.jpg,0\n"),
         "real": touch(tmp_path / "real/real.json", "[[0]]"),
         "nuswide": tmp_path / "nus",
@@ -104,6 +118,8 @@ KINDS += (
     "labelme json",
     "metadata",
     "tagfiles",
+    "shards",
+    "shards tar",
     "hill",
     "real",
     "nuswide",

@@ -1,13 +1,17 @@
 """Read damaged label files of every format: `labels.py [COUNT [SEED]]`. Each must give a table or one error of ours."""
 
+import io
 import json
 import random
 import shutil
+import tarfile
 import tempfile
 import traceback
 import warnings
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 from forked import Tally, count_argument, watched
 from PIL import Image
 
@@ -152,10 +156,23 @@ def write_all(folder: Path) -> dict[str, tuple[Path, list[Path]]]:
         (folder / place).write_text(text, "utf-8")
     for name, target in (("voc", "JPEGImages"), ("outlines", "JPEGImages"), ("yolo", "images")):
         shutil.copytree(images, folder / name / target)
+    (folder / "shards").mkdir()
+    with tarfile.open(folder / "shards" / "a.tar", "w") as archive:
+        for n, name in enumerate(NAMES):
+            archive.add(images / name, name)
+            text = json.dumps({"tags": ["cat", "dog"][: 1 + n % 2]}).encode()
+            member = tarfile.TarInfo(f"{n}.json")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    (folder / "rows").mkdir()
+    photos = [{"bytes": (images / name).read_bytes(), "path": name} for name in NAMES]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"image": photos, "tags": [["cat"], ["dog"]] * 2}), folder / "rows/a.parquet"
+    )
     (folder / "parquet").mkdir()
     save(read(folder / "boxes" / "a.csv", images=images), folder / "parquet" / "a.parquet")
     found = {}
-    for name in sorted({Path(place).parts[0] for place in [*texts, "parquet/a"]}):
+    for name in sorted({Path(place).parts[0] for place in [*texts, "parquet/a", "shards/a", "rows/a"]}):
         files = [p for p in sorted((folder / name).rglob("*")) if p.is_file() and p.suffix != ".jpg"]
         found[name] = (files[0] if len(files) == 1 else folder / name, files)
     return found

@@ -3,7 +3,9 @@
 A new reader joins the contract suite (tests/contract/test_readers.py) with one `Writer` in `WRITERS`.
 """
 
+import io
 import json
+import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,6 +224,20 @@ def _metadata(root: Path, photos: Sequence[Photo]) -> Path:
     return write_text(root / "images/metadata.jsonl", "\n".join(lines))
 
 
+def _shards(root: Path, photos: Sequence[Photo]) -> Path:
+    (root / "shards").mkdir()
+    with tarfile.open(root / "shards/photos-000.tar", "w") as archive:
+        for p in photos:
+            boxes = [{"bbox": [x0, y0, x1 - x0, y1 - y0], "category": name} for name, x0, y0, x1, y1 in p.boxes]
+            record = {"width": p.size[0], "height": p.size[1], "objects": boxes}
+            text = json.dumps(record | ({"split": p.split} if p.split else {})).encode()
+            archive.add(root / f"images/{p.name}.jpg", f"{p.name}.jpg")
+            member = tarfile.TarInfo(f"{p.name}.json")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    return root / "shards"
+
+
 def _tagfiles(root: Path, photos: Sequence[Photo]) -> Path:
     """Splits are folders, so the photos move there."""
     for photo in photos:
@@ -332,6 +348,7 @@ WRITERS = {
     "labelme": Writer(write=_labelme, broken=("labels/b.json", "[20, 30]", '["x", 30]')),
     "metadata": Writer(write=_metadata, broken=("images/*.jsonl", "[10, 15, 10, 15]", '[10, "x", 10, 15]')),
     "tagfiles": Writer(write=_tagfiles, located=False, declares_size=False, looks_for_photos=False),
+    "shards": Writer(write=_shards, declares_size=False, looks_for_photos=False),
     "hill": Writer(
         write=_hill, located=False, declares_size=False, splits=False, broken=("list.txt", "b.jpg, 1", "b.jpg, x")
     ),

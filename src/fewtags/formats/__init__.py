@@ -137,6 +137,13 @@ FORMATS = {
             (FOLDER,),
             ("complete", "blank", *_NEGATIVES, "tags_separator"),
         ),
+        Format(
+            "shards",
+            "shards with labels",
+            "a .tar or .parquet file of photos, or a folder of them",
+            (".tar", ".parquet", FOLDER),
+            tuple(name for name in _CSV if name not in ("delimiter", "points", "image_column")),
+        ),
         Format("hill", "Hill lists", "a .txt list of photos and class numbers", (".txt",), ("complete", *_NEGATIVES)),
         Format("real", "ImageNet ReaL", "real.json of ImageNet ReaL", (".json",), ("complete", *_NEGATIVES)),
         Format("nuswide", "NUS-WIDE", "a folder of NUS-WIDE", (FOLDER,), _NEGATIVES),

@@ -85,6 +85,18 @@ def read_metadata(path: Path, images: Path | None = None, options: ReadOptions |
         if not plain_text(row.record.get(key)):
             raise DataError(f"{row.at}: {key!r} is {row.record.get(key)!r}; expected the name of a photo.")
     beside = usual_folders(files[0][0]) if path.is_file() else [path, path / "images"]
+    return read_rows(path, rows, key, images, options, beside)
+
+
+def read_rows(
+    path: Path,
+    rows: Sequence[Row],
+    key: str,
+    images: Path | None,
+    options: ReadOptions,
+    beside: Sequence[Path] = (),
+) -> LabelTable:
+    """Read the labels in the fields of rows, whose photos are in the field `key`; see `read_metadata`."""
     if objects := next((name for name in _columns(rows) if any(_has_boxes(row.record.get(name)) for row in rows)), ""):
         return _read_objects(path, rows, (key, objects), images, options, beside)
     sheet = _sheet(path, rows, key)
@@ -108,28 +120,32 @@ def _nested_text(nested: Sequence[str]) -> str:
 
 @final
 @dataclass(frozen=True)
-class _Row:
-    """A line of a file; `folder` is the one that its names are relative to."""
+class Row:
+    """A line of a file; `folder` is the one that its names are relative to. `place` is its name in messages, if any."""
 
     file: Path
     line: int
     folder: str
     record: _Record
+    place: str = ""
 
     @property
     def at(self) -> str:
-        return f"{self.file} row {self.line}"
+        """Where it is, for messages."""
+        return self.place or f"{self.file} row {self.line}"
 
     def photo(self, key: str) -> str:
+        """Return the name of its photo, which the field `key` has."""
         name = plain_text(self.record[key])
         return f"{self.folder}/{name}" if self.folder else name
 
     @property
     def split(self) -> str:
+        """Its split, by its field or by its folder; "" for none."""
         return split_name(plain_text(self.record.get("split")) or self.folder)
 
 
-def _rows(file: Path, folder: str) -> list[_Row]:
+def _rows(file: Path, folder: str) -> list[Row]:
     found = []
     for number, line in enumerate(text_of(file).splitlines(), 1):
         if not line.strip():
@@ -140,15 +156,15 @@ def _rows(file: Path, folder: str) -> list[_Row]:
             raise DataError(f"{file} row {number}: not JSON ({error}); each line must be one object.") from None
         if not isinstance(record, dict):
             raise DataError(f'{file} row {number}: {line[:40]!r}; expected an object such as {{"file_name": "a.jpg"}}.')
-        found.append(_Row(file, number, folder, record))
+        found.append(Row(file, number, folder, record))
     return found
 
 
-def _columns(rows: Sequence[_Row]) -> list[str]:
+def _columns(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.record))
 
 
-def _image_key(path: Path, rows: Sequence[_Row], options: ReadOptions) -> str:
+def _image_key(path: Path, rows: Sequence[Row], options: ReadOptions) -> str:
     columns = _columns(rows)
     if (given := options.image_column) is not None:
         if given not in columns:
@@ -167,7 +183,7 @@ def _has_boxes(value: object) -> bool:
     return isinstance(value, dict) and any(key in value for key in _BOXES)
 
 
-def _sheet(path: Path, rows: Sequence[_Row], key: str) -> Sheet:
+def _sheet(path: Path, rows: Sequence[Row], key: str) -> Sheet:
     """Return the rows as a text table; columns of objects are left out."""
     columns = _columns(rows)
     values = {name: [row.record.get(name) for row in rows] for name in columns}
@@ -191,7 +207,7 @@ def _sheet(path: Path, rows: Sequence[_Row], key: str) -> Sheet:
 
 def _read_objects(
     path: Path,
-    rows: Sequence[_Row],
+    rows: Sequence[Row],
     keys: tuple[str, str],
     images: Path | None,
     options: ReadOptions,
@@ -262,7 +278,7 @@ def _first_list(value: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
     return next((value[key] for key in keys if isinstance(value.get(key), list)), None)
 
 
-def _objects(row: _Row, column: str) -> list[tuple[str, object]]:
+def _objects(row: Row, column: str) -> list[tuple[str, object]]:
     """Return the class and the box of each object of a row; None for an object without a box."""
     value = row.record.get(column)
     if not value:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from fewtags.formats.options import ReadOptions
+from fewtags.shards.parquet import holds_photos
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 
 
 def recognise(path: Path) -> str:
-    """Return why a file is a label table."""
-    return "by its ending" if path.suffix.lower() == ".parquet" else ""
+    """Return why a file is a label table: every Parquet file is taken for one, unless it has photos."""
+    return "by its ending" if path.suffix.lower() == ".parquet" and not holds_photos(path) else ""
 
 
 def read_parquet(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:  # noqa: ARG001

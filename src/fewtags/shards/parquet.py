@@ -87,6 +87,15 @@ def photo_column(schema: pa.Schema, shown: str) -> tuple[str, str | None]:
     return found[chosen[0]]
 
 
+def holds_photos(file: Path) -> bool:
+    """Return whether a Parquet file has a column of photos."""
+    try:
+        photo_column(pq.read_schema(file), file.name)
+    except (DataError, pa.ArrowException, OSError):
+        return False
+    return True
+
+
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 

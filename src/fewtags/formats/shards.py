@@ -1,0 +1,302 @@
+"""Labels in shards: members of WebDataset's tar files beside the photos, and columns of Parquet files with photos."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fewtags.errors import DataError
+from fewtags.formats.common import is_split
+from fewtags.formats.csv_layout import IMAGE_COLUMNS
+from fewtags.formats.locate import PHOTO_FOLDERS
+from fewtags.formats.metadata import Row, read_rows
+from fewtags.formats.options import ReadOptions
+from fewtags.photos.listing import is_hidden_name, other_kind
+from fewtags.shards.index import index_of
+from fewtags.shards.parquet import NAMES, holds_photos, photo_column
+from fewtags.shards.photos import open_bytes
+from fewtags.shards.places import is_shard
+from fewtags.table.table import LabelTable, Notes
+from fewtags.text import counted, some
+
+PHOTO = "photo in the shard"
+"""Name of the column of photos in messages."""
+_MEMBERS = (".json", ".cls", ".tags", ".labels", ".label", ".txt")
+"""Endings of members with labels, in WebDataset's names; text counts if a shard has none of the others."""
+_CURE = "write the labels into a CSV of photo names and pass it, with --images for the shards"
+_LABEL_FILES = (".csv", ".tsv", ".jsonl", ".xml", ".yaml", ".yml")
+
+
+def recognise(path: Path) -> str:
+    """Return why a path is a shard with photos, or a folder of such shards and without photos and label files."""
+    if not path.is_dir():
+        return _holds_photos(path)
+    shards = _below(path)
+    why = _holds_photos(path / shards[0]) if shards else ""
+    return f"{shards[0]}: {why}" if why else ""
+
+
+def _holds_photos(file: Path) -> str:
+    if file.suffix.lower() == ".tar":
+        return "its ending is that of a tar file of photos"
+    return "it has a column of photos" if file.suffix.lower() == ".parquet" and holds_photos(file) else ""
+
+
+def _below(folder: Path) -> list[str]:
+    """Return the shards below a folder, relative to it; none if there are photos or label files beside them."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not is_hidden_name(name))
+        for name in sorted(files):
+            if is_hidden_name(name):
+                continue
+            if not other_kind(name) or name.lower().endswith(_LABEL_FILES):
+                return []
+            if is_shard(name):
+                found.append((Path(place) / name).relative_to(folder).as_posix())
+    return found
+
+
+def read_shards(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
+    """Read a tar or Parquet file with photos, or a folder of them (not behind a URL).
+
+    - **tar**: `x.json`, `x.cls`, `x.tags`, `x.labels` or `x.label` has the labels of the photo `x.jpg`: fields of an
+      object, or one class or more in text. `x.txt` counts if there is none of the others. Without any such member,
+      the folders in the tar files are the classes.
+    - **Parquet**: the columns beside the photos. Numbers are the names of Hugging Face's `ClassLabel`, also in lists
+      and boxes (`objects`); -1 and null are unknown.
+    - From there on, labels are read as those of a `metadata.jsonl`, see `read_metadata`.
+    - The split is a column or field `split`, or else what the name of the shard or of its folder says
+      (`train-00000-of-00002.parquet`).
+
+    Raises:
+        DataError: a shard is damaged, has no labels, or none that are clear; or photos are missing.
+    """
+    options = options or ReadOptions()
+    names = _below(path) if path.is_dir() else [""]
+    if not names:
+        raise DataError(f"{path}: has no .tar or .parquet file, or photos or label files beside them.")
+    parts = [_read(path / name if name else path, f"{name}/" if name else "") for name in names]
+    rows = [row for part in parts for row in part.rows]
+    notes = sum((part.notes for part in parts), Notes())
+    if not rows:
+        raise DataError(f"{path}: has no photos.")
+    if not any(part.labelled for part in parts):
+        rows = [*_of_folders(path, rows)]
+    rows = [*_with_splits(rows)]
+    if all(set(row.record) <= {PHOTO, "split"} for row in rows):
+        raise DataError(f"{path}: no photo has labels beside it; {_CURE}.")
+    chosen: dict[str, str] = {"image_column": PHOTO}
+    if options.tags_separator is None and all(part.numbers or not part.labelled for part in parts):
+        chosen["tags_separator"] = "|"  # so that 0 and 1 are not taken for "no" and "yes"
+    table = read_rows(path, rows, PHOTO, images or path, options.model_copy(update=chosen))
+    return replace(table, notes=notes + table.notes)
+
+
+@final
+@dataclass
+class _Part:
+    """The photos of a shard.
+
+    Attributes:
+        rows: a row for each photo.
+        labelled: some have labels beside them.
+        numbers: all these labels are members `.cls`, which have one class each: a number is its name.
+        notes: about members and columns that are not read.
+    """
+
+    rows: list[Row]
+    labelled: bool
+    numbers: bool = False
+    notes: Notes = field(default_factory=Notes)
+
+
+def _read(shard: Path, start: str) -> _Part:
+    return _read_parquet(shard, start) if shard.suffix.lower() == ".parquet" else _read_tar(shard, start)
+
+
+# --- tar
+
+
+def _read_tar(shard: Path, start: str) -> _Part:
+    index = index_of(str(shard))
+    if index.damage:
+        raise DataError(f"{shard}: is damaged: {index.damage}; copy it again.")
+    names = [os.fsdecode(name) for name in index.names.to_pylist()]
+    photos = [name for name in names if not other_kind(name)]
+    beside: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        if other_kind(name) in {f"*{ending}" for ending in _MEMBERS}:
+            beside[os.path.splitext(name)[1].lower()].append(name)  # noqa: PTH122
+    texts = beside.pop(".txt", [])
+    used = [name for members in beside.values() for name in members] or texts
+    record_of: dict[str, dict[str, Any]] = defaultdict(dict)
+    place_of: dict[str, str] = {}
+    lone = 0
+    photos_of = _by_stem(photos)
+    for name in used:
+        found = photos_of(name)
+        lone += not found
+        record = _record(shard, name) if found else {}
+        for photo in found:
+            record_of[photo] |= record
+            place_of.setdefault(photo, name)
+    messages = []
+    if texts and used is not texts:
+        messages.append(f"{shard.name}: {counted(len(texts), 'member')} *.txt beside other labels are not read")
+    if lone:
+        messages.append(f"{shard.name}: {counted(lone, 'member')} with labels, but without a photo of that name")
+    rows = []
+    for n, photo in enumerate(photos, 1):
+        shown = f"{shard}/{place_of.get(photo, photo)}"
+        record = {PHOTO: start + photo, **record_of.get(photo, {})}
+        rows.append(Row(shard, n, "", record, shown))
+    numbers = bool(used) and all(name.lower().endswith(".cls") for name in used)
+    return _Part(rows, bool(record_of), numbers, Notes(messages=tuple(messages)))
+
+
+def _by_stem(photos: Sequence[str]) -> Any:
+    """Return a function from the name of a member to its photos: of the same name, or of the same WebDataset key."""
+    whole: dict[str, list[str]] = defaultdict(list)
+    keys: dict[str, list[str]] = defaultdict(list)
+    for photo in photos:
+        whole[os.path.splitext(photo)[0]].append(photo)  # noqa: PTH122
+        keys[_key(photo)].append(photo)
+
+    def find(name: str) -> list[str]:
+        return whole.get(os.path.splitext(name)[0]) or keys.get(_key(name), [])  # noqa: PTH122
+
+    return find
+
+
+def _key(name: str) -> str:
+    """Return WebDataset's key: the path up to the first dot of its last part."""
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.split(".")[0]
+
+
+def _record(shard: Path, name: str) -> dict[str, Any]:
+    """Return the labels of a member by field."""
+    at = f"{shard}/{name}"
+    with open_bytes(at) as file:
+        content = file.read()
+    try:
+        text = content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{at}: is not UTF-8 ({error.reason}); expected text.") from None
+    ending = os.path.splitext(name)[1].lower()  # noqa: PTH122
+    if ending != ".json":
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return {"text" if ending == ".txt" else "labels": lines if len(lines) > 1 else lines[0] if lines else None}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{at}: not JSON ({error}); correct it.") from None
+    if isinstance(found, dict):
+        return {key: value for key, value in found.items() if key not in IMAGE_COLUMNS and not key.startswith("__")}
+    return {"labels": found}
+
+
+def _of_folders(path: Path, rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the rows with the folder of their photo as the class, if the folders look like classes."""
+    folders = [Path(str(row.record[PHOTO])).parent.name for row in rows]
+    names = {name for name in folders if name and not is_shard(name)}
+    general = {name for name in names if name.lower() in PHOTO_FOLDERS or is_split(name)}
+    if len(names) < 2 or general or any(not name or is_shard(name) for name in folders):
+        raise DataError(f"{path}: no photo has labels beside it, and folders do not name classes; {_CURE}.")
+    for row, name in zip(rows, folders, strict=True):
+        yield replace(row, record={**row.record, "label": name})
+
+
+# --- Parquet
+
+
+def _read_parquet(shard: Path, start: str) -> _Part:
+    index = index_of(str(shard))
+    photos = [os.fsdecode(name) for name in index.names.to_pylist()]
+    try:
+        schema = pq.read_schema(shard)
+        photo, _ = photo_column(schema, str(shard))
+        dropped = {photo.partition(".")[0], *NAMES, *IMAGE_COLUMNS}
+        columns = [name for name in schema.names if name not in dropped and not _is_bytes(schema.field(name).type)]
+        table = pq.read_table(shard, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{shard}: cannot be read as a Parquet file ({str(error).splitlines()[0]}).") from None
+    features = _features(schema)
+    values = {name: [*_named(features.get(name), table[name].to_pylist())] for name in columns}
+    left = [name for name in schema.names if name not in columns and name != photo.partition(".")[0]]
+    messages = (f"{shard.name}: the columns {some(left)} are not read as labels",) if left else ()
+    rows = []
+    for n, name in enumerate(photos):  # photos are in the order of the rows
+        record = {PHOTO: start + name, **{column: values[column][n] for column in columns}}
+        rows.append(Row(shard, n + 1, "", record))
+    return _Part(rows, bool(columns), notes=Notes(messages=messages))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_is_bytes(kind.field(n).type) for n in range(kind.num_fields))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _features(schema: pa.Schema) -> Mapping[str, Any]:
+    """Return Hugging Face's description of the columns; none if there is none."""
+    try:
+        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (LookupError, ValueError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _named(feature: Any, values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        yield _names_in(feature, value)
+
+
+def _names_in(feature: Any, value: Any) -> Any:
+    """Return a value with the names of classes in place of their numbers, wherever a `ClassLabel` is inside."""
+    if value is None:
+        return None
+    if isinstance(feature, list) and feature:
+        feature = {"feature": feature[0], "_type": "List"}
+    if not isinstance(feature, dict):
+        return value
+    kind, inner = feature.get("_type"), feature.get("feature")
+    if kind == "ClassLabel":
+        names = feature.get("names")
+        known = isinstance(names, list) and isinstance(value, int)
+        return (names[value] if 0 <= value < len(names) else None) if known else value
+    if isinstance(kind, str):
+        if isinstance(value, dict) and isinstance(inner, dict):  # a sequence of structs, stored as a struct of lists
+            return {key: [_names_in(inner.get(key), one) for one in part or []] for key, part in value.items()}
+        return [_names_in(inner, one) for one in value] if isinstance(value, list) else value
+    return {key: _names_in(feature.get(key), one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+# --- splits
+
+
+def _with_splits(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the rows with the split that the name of their shard says, unless some row has one of its own."""
+    if any(row.record.get("split") for row in rows):
+        yield from rows
+        return
+    split_of = {file: _split_of(file) for file in {row.file for row in rows}}
+    counts = Counter(split_of.values())
+    for row in rows:
+        split = split_of[row.file]
+        yield replace(row, record={**row.record, "split": split}) if len(counts) > 1 or split else row
+
+
+def _split_of(shard: Path) -> str:
+    """Return the split of a name such as `train-00000-of-00002.parquet`, or of the folder of the shard; "" for none."""
+    return is_split(re.sub(r"(-\d+-of-\d+.*|[-_.]?\d+)$", "", shard.stem)) or is_split(shard.parent.name)

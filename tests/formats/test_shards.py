@@ -1,0 +1,181 @@
+"""Labels in shards: members of tar files beside the photos, and columns of Parquet files."""
+
+import io
+import json
+import re
+import tarfile
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from seen import labels
+
+from fewtags.errors import DataError
+from fewtags.formats.options import ReadOptions
+from fewtags.formats.read import detect, read
+from fewtags.labels import Label
+
+POSITIVE, NEGATIVE = Label.POSITIVE, Label.NEGATIVE
+IMAGE = {"image": {"_type": "Image"}}
+PETS = {"names": ["cat", "dog"], "_type": "ClassLabel"}
+
+
+def photo(n):
+    stream = io.BytesIO()
+    Image.new("RGB", (20, 10), (n, 0, 0)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def tar(path, members, photos=3):
+    """A tar file of photos 0.jpg, 1.jpg, ... and other members by name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in {**{f"{n}.jpg": photo(n) for n in range(photos)}, **members}.items():
+            member, content = tarfile.TarInfo(name), content if isinstance(content, bytes) else content.encode()
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def parquet(path, columns, features=None):
+    """A Parquet file of photos, with Hugging Face's description of the columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = len(next(iter(columns.values())))
+    table = pa.table({"image": [{"bytes": photo(n), "path": None} for n in range(rows)], **columns})
+    if features is not None:
+        about = {"huggingface": json.dumps({"info": {"features": {**IMAGE, **features}}})}
+        table = table.replace_schema_metadata(about)
+    pq.write_table(table, path)
+    return path
+
+
+def test_json_members(tmp_path):
+    members = {"0.json": '{"tags": ["cat", "dog"], "sha256": "1f"}', "1.json": '{"tags": ["dog"], "sha256": "2f"}'}
+    table = read(tar(tmp_path / "x.tar", members))
+    assert labels(table) == {
+        "0.jpg": {"cat": POSITIVE, "dog": POSITIVE},
+        "1.jpg": {"dog": POSITIVE},
+        "2.jpg": {},
+    }
+    assert table.root == tmp_path / "x.tar"
+
+
+@pytest.mark.parametrize("values", [("0", "1", "0"), ("cat", "dog, small", "cat")])
+def test_class_members(tmp_path, values):
+    """A number is the name of a class, and neither yes nor no; a comma belongs to the name."""
+    table = read(tar(tmp_path / "x.tar", {f"{n}.cls": value for n, value in enumerate(values)}))
+    assert labels(table) == {f"{n}.jpg": {value: POSITIVE} for n, value in enumerate(values)}
+
+
+def test_text_counts_without_other_labels(tmp_path):
+    text = {f"{n}.txt": word for n, word in enumerate(("cat", "dog", "cat\ndog"))}
+    assert labels(read(tar(tmp_path / "x.tar", text)))["2.jpg"] == {"cat": POSITIVE, "dog": POSITIVE}
+    table = read(tar(tmp_path / "y.tar", {**text, "0.cls": "owl"}))
+    assert table.classes.ids == ("owl",)
+    assert "y.tar: 3 members *.txt beside other labels are not read" in table.notes.messages
+
+
+def test_captions_are_refused(tmp_path):
+    text = {"0.txt": "Two cats sleep on a red sofa", "1.txt": "A dog plays outside in the sun"}
+    with pytest.raises(
+        DataError, match=r"x\.tar/0\.txt, column 'text': .* looks like a caption, and captions are not tags"
+    ):
+        read(tar(tmp_path / "x.tar", text))
+
+
+def test_keys_of_webdataset_and_lone_members(tmp_path):
+    members = {"7.left.jpg": photo(7), "7.right.jpg": photo(8), "7.labels.json": '["cat"]', "9.json": '["dog"]'}
+    table = read(tar(tmp_path / "x.tar", members, photos=0))
+    assert labels(table) == {"7.left.jpg": {"cat": POSITIVE}, "7.right.jpg": {"cat": POSITIVE}}
+    assert "x.tar: 1 member with labels, but without a photo of that name" in table.notes.messages
+
+
+def test_folders_in_a_tar_file_are_classes(tmp_path):
+    folders = {f"{name}/{n}.jpg": photo(n) for name in ("cat", "dog") for n in (0, 1)}
+    assert labels(read(tar(tmp_path / "x.tar", folders, photos=0)))["dog/1.jpg"] == {"dog": POSITIVE}
+    several = {f"{name}/{n}.jpg": photo(n) for name in ("images", "cat") for n in (0, 1)}
+    with pytest.raises(DataError, match="folders do not name classes; write the labels into a CSV of photo names"):
+        read(tar(tmp_path / "y.tar", several, photos=0))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", r"x\.tar/0\.json: not JSON \(.*\); correct it\."), (b"\xff\xfe\xfa", r"x\.tar/0\.json: is not UTF-8 \(")],
+)
+def test_broken_members(tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        read(tar(tmp_path / "x.tar", {"0.json": content}))
+
+
+def test_a_damaged_shard_is_refused(tmp_path):
+    """Photos without their labels would count as photos without any."""
+    path = tar(tmp_path / "x.tar", {"0.cls": "1"})
+    path.write_bytes(path.read_bytes()[:700])
+    with pytest.raises(DataError, match=r"x\.tar: is damaged: it ends within the file .*; copy it again\."):
+        read(path)
+
+
+def test_boxes(tmp_path):
+    objects = {"objects": [{"bbox": [2, 1, 8, 4], "category": "cat"}], "width": 20, "height": 10}
+    table = read(tar(tmp_path / "x.tar", {"1.json": json.dumps(objects)}))
+    (fact,) = table.facts.to_pylist()
+    assert [round(fact[side], 3) for side in ("x0", "y0", "x1", "y1")] == [0.1, 0.1, 0.5, 0.5]
+
+
+def test_class_labels_of_hugging_face(tmp_path):
+    """-1 and null are hidden labels; an empty list says nothing unless the labels are complete."""
+    single = parquet(tmp_path / "a.parquet", {"label": [0, 1, -1]}, {"label": PETS})
+    assert detect(single) == ("shards", "it has a column of photos")
+    assert labels(read(single)) == {"row-0": {"cat": POSITIVE}, "row-1": {"dog": POSITIVE}, "row-2": {}}
+    several = {"labels": pa.array([[0, 1], [1], [], None], pa.list_(pa.int64()))}
+    for kind in ({"feature": PETS, "_type": "Sequence"}, {"feature": PETS, "_type": "List"}, [PETS]):
+        table = read(parquet(tmp_path / "b.parquet", several, {"labels": kind}))
+        assert labels(table)["row-0"] == {"cat": POSITIVE, "dog": POSITIVE}
+        assert labels(table)["row-1"] == {"dog": POSITIVE}
+    complete = read(tmp_path / "b.parquet", options=ReadOptions(complete=True))
+    assert labels(complete)["row-1"] == {"cat": NEGATIVE, "dog": POSITIVE}
+
+
+def test_boxes_with_class_labels(tmp_path):
+    objects = [{"bbox": [[2.0, 1, 8, 4]], "category": [n % 2], "id": [n]} for n in range(3)]
+    kinds = {"bbox": {"_type": "List", "feature": {"dtype": "float64", "_type": "Value"}}, "category": PETS}
+    for kind in ({"feature": kinds, "_type": "Sequence"}, {key: [value] for key, value in kinds.items()}):
+        columns = {"objects": objects, "width": [20] * 3, "height": [10] * 3}
+        table = read(parquet(tmp_path / "a.parquet", columns, {"objects": kind}))
+        assert [fact["class"] for fact in table.facts.to_pylist()] == [0, 1, 0]
+        assert table.classes.ids == ("cat", "dog")
+
+
+def test_class_columns(tmp_path):
+    columns = {"cat": [1, 0, None], "dog": [True, None, False], "embedding": [b"1", b"2", b"3"]}
+    table = read(parquet(tmp_path / "a.parquet", columns))
+    assert labels(table)["row-0"] == {"cat": POSITIVE, "dog": POSITIVE}
+    assert labels(table)["row-2"] == {"dog": NEGATIVE}
+
+
+def test_splits_by_the_names_of_shards(tmp_path):
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "test-00000-of-00001"):
+        parquet(tmp_path / f"data/{name}.parquet", {"label": [0, 1]}, {"label": PETS})
+    (tmp_path / "README.md").write_text("# A data set")
+    table = read(tmp_path)
+    assert sorted(table.split_names.to_pylist()) == ["test"] * 2 + ["train"] * 4 + ["val"] * 2
+    assert table.images[0].as_py() == "data/test-00000-of-00001.parquet/row-0"
+
+
+def test_what_is_not_read_as_shards(tmp_path):
+    """Photos or label files beside the shards, and label tables: the formats that were there before count."""
+    tar(tmp_path / "a/x.tar", {"0.cls": "1"})
+    assert detect(tmp_path / "a")[0] == "shards"
+    (tmp_path / "a/tags.csv").write_text("image,tags\n0.jpg,cat\n")
+    assert detect(tmp_path / "a")[0] == "folder"
+    tar(tmp_path / "b/x.tar", {"0.cls": "1"})
+    (tmp_path / "b/9.jpg").write_bytes(photo(9))
+    assert detect(tmp_path / "b")[0] == "folder"
+
+
+def test_no_labels_at_all(tmp_path):
+    message = "write the labels into a CSV of photo names and pass it, with --images for the shards"
+    for path in (tar(tmp_path / "x.tar", {}), parquet(tmp_path / "a.parquet", {"id": ["a", "b"]})):
+        with pytest.raises(DataError, match=re.escape(message)):
+            read(path)

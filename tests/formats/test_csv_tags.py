@@ -114,3 +114,11 @@ def test_numbered_columns_of_states_are_classes(read):
     assert labels(table) == {"a.jpg": {"label_1": P, "label_2": N}, "b.jpg": {"label_1": N, "label_2": P}}
     numbers = read("image,label_1,label_2\na.jpg,1,0\nb.jpg,0,1\n", tags_separator="|")
     assert labels(numbers) == {"a.jpg": {"0": P, "1": P}, "b.jpg": {"0": P, "1": P}}
+
+
+@pytest.mark.parametrize("word", ["NA", "null", "#N/A"])
+def test_missing_tags_are_unknown_also_beside_complete_labels(read, word):
+    """A blank cell says that none of the classes is there if labels are complete; NA and null say nothing."""
+    table = read(f"image,tags\na.jpg,cat\nb.jpg,\nc.jpg,{word}\n", complete=True)
+    assert [*labels(table).values()] == [{"cat": Label.POSITIVE}, {"cat": Label.NEGATIVE}, {}]
+    assert readings(table)["NA or null"] == ("nothing known", 1)

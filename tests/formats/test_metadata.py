@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from annotated import save_photo, write_text
+from seen import labels
 
 from fewtags.errors import DataError
 from fewtags.formats.options import ReadOptions
@@ -159,3 +160,10 @@ def test_results_of_a_detector_are_refused(root, objects):
         DataError, match=r"'score' between 0 and 1 \(0\.5 to 0\.5\) in 1 of 1 object, as in the results"
     ):
         read(root)
+
+
+def test_null_tags_are_unknown_also_beside_complete_labels(root):
+    """An empty list says that none of the classes is there; a null says nothing."""
+    write(root / "metadata.jsonl", *photos({"tags": ["cat"]}, {"tags": []}, {"tags": None}))
+    found = labels(read(root, options=ReadOptions(complete=True)))
+    assert [*found.values()] == [{"cat": Label.POSITIVE}, {"cat": Label.NEGATIVE}, {}]

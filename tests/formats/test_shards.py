@@ -179,3 +179,14 @@ def test_no_labels_at_all(tmp_path):
     for path in (tar(tmp_path / "x.tar", {}), parquet(tmp_path / "a.parquet", {"id": ["a", "b"]})):
         with pytest.raises(DataError, match=re.escape(message)):
             read(path)
+
+
+def test_photos_without_labels_stay_unknown_beside_complete_labels(tmp_path):
+    complete = ReadOptions(complete=True)
+    table = read(tar(tmp_path / "x.tar", {"0.json": '{"tags": ["cat"]}', "1.json": '{"tags": []}'}), options=complete)
+    assert labels(table) == {"0.jpg": {"cat": POSITIVE}, "1.jpg": {"cat": NEGATIVE}, "2.jpg": {}}
+    columns = {"labels": pa.array([[0, 1], [], None], pa.list_(pa.int64())), "id": [4, 5, 6]}
+    kinds = {"labels": {"feature": PETS, "_type": "Sequence"}}
+    table = read(parquet(tmp_path / "a.parquet", columns, kinds), options=complete)
+    assert labels(table)["5"] == {"cat": NEGATIVE, "dog": NEGATIVE}
+    assert labels(table)["6"] == {}

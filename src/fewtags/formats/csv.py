@@ -228,15 +228,17 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     count = np.fromiter(map(len, per_row), np.int64, len(sheet))
     empty = np.fromiter((not found.tags[key] for key in found.keys), np.bool_, len(sheet))
     nothing = np.fromiter((key in found.nothing for key in found.keys), np.bool_, len(sheet))
+    missing = np.logical_and.reduce([_are_missing(sheet.columns[column]) for column in layout.labels])
     if options.blank == "negative":
-        nothing |= empty
+        nothing |= empty & ~missing
     names = [sheet.header[column] for column in layout.labels]
     where = f"{sheet.path.name}, column{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
     absent = options.complete or options.blank == "negative"
     rows = (
         *((tag, options.meaning(tag), n) for tag, n in sorted(found.uses.items())),
         *((f"{word!r} beside a class", "no further tag", n) for word, n in sorted(found.fillers.items())),
-        ("(blank)", "none of the classes" if absent else "nothing known", int(empty.sum())),
+        ("(blank)", "none of the classes" if absent else "nothing known", int((empty & ~missing).sum())),
+        ("NA or null", "nothing known", int(missing.sum())),
     )
     total = int(count.sum())
     cells = [(value, n) for column in layout.labels for value, n in sheet.values[column].items()]
@@ -260,10 +262,16 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
             np.fromiter((c for classes_ in per_row for c in classes_), np.int64, total),
             np.full(total, Label.POSITIVE, np.int8),
         ),
-        complete=np.full(len(sheet), options.complete),
+        complete=options.complete & ~missing,
         empty=nothing,
         notes=Notes(value_readings(where, rows), messages=messages, warnings=tuple(found.warnings)),
     )
+
+
+def _are_missing(cells: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which cells say that nothing is known, as opposed to blank cells and to names for none of the classes."""
+    known = {cell: fold(cell) in MISSING for cell in dict.fromkeys(cells)}
+    return np.fromiter((known[cell] for cell in cells), np.bool_, len(cells))
 
 
 def _refuse_captions(sheet: Sheet, column: int, options: ReadOptions) -> None:

@@ -186,14 +186,15 @@ def _has_boxes(value: object) -> bool:
 def _sheet(path: Path, rows: Sequence[Row], key: str) -> Sheet:
     """Return the rows as a text table; columns of objects are left out."""
     columns = _columns(rows)
-    values = {name: [row.record.get(name) for row in rows] for name in columns}
+    values = {name: [row.record.get(name, _ABSENT) for row in rows] for name in columns}
     kept, texts = [], []
     for name in columns:
         if any(map(is_nested, values[name])):
             continue
         listed = any(map(is_list, values[name]))
+        words = listed or any(isinstance(value, str) for value in values[name])
         kept.append(clean_name(name))
-        texts.append([*map(text_of_list if listed else text_of_value, values[name])])
+        texts.append([_cell(value, listed, words) for value in values[name]])
     texts[kept.index(clean_name(key))] = [row.photo(key) for row in rows]
     if "split" not in kept and any(row.folder for row in rows):
         kept.append("split")
@@ -203,6 +204,17 @@ def _sheet(path: Path, rows: Sequence[Row], key: str) -> Sheet:
     lines = np.array([row.line for row in rows], np.int64)
     places = tuple(row.at for row in rows)
     return Sheet(path=path, delimiter="", header=tuple(kept), columns=tuple(texts), lines=lines, places=places)
+
+
+_ABSENT = object()
+"""In place of the value of a field that a row does not have."""
+
+
+def _cell(value: object, listed: bool, words: bool) -> str:
+    """Return the cell of a text table; among words, a null is one that says that nothing is known."""
+    if value is None and words:
+        return "null"
+    return "" if value is _ABSENT else text_of_list(value) if listed else text_of_value(value)
 
 
 def _read_objects(

@@ -92,7 +92,7 @@ def read_shards(path: Path, images: Path | None = None, options: ReadOptions | N
         raise DataError(f"{path}: has no photos.")
     if not any(part.labelled for part in parts):
         rows = [*_of_folders(path, rows)]
-    rows = [*_with_splits(rows)]
+    rows = [*_with_splits([*_with_unknown(rows)])]
     if all(set(row.record) <= {PHOTO, "split"} for row in rows):
         raise DataError(f"{path}: no photo has labels beside it; {_CURE}.")
     chosen: dict[str, str] = {"image_column": PHOTO}
@@ -273,8 +273,9 @@ def _names_in(feature: Any, value: Any) -> Any:
     kind, inner = feature.get("_type"), feature.get("feature")
     if kind == "ClassLabel":
         names = feature.get("names")
-        known = isinstance(names, list) and isinstance(value, int)
-        return (names[value] if 0 <= value < len(names) else None) if known else value
+        if not isinstance(names, list) or not isinstance(value, int):
+            return value
+        return names[value] if 0 <= value < len(names) else None
     if isinstance(kind, str):
         if isinstance(value, dict) and isinstance(inner, dict):  # a sequence of structs, stored as a struct of lists
             return {key: [_names_in(inner.get(key), one) for one in part or []] for key, part in value.items()}
@@ -282,7 +283,14 @@ def _names_in(feature: Any, value: Any) -> Any:
     return {key: _names_in(feature.get(key), one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
-# --- splits
+# --- photos without labels, and splits
+
+
+def _with_unknown(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the rows; those without labels get a null for each field, since nothing is known about them."""
+    fields = dict.fromkeys(key for row in rows for key in row.record if key != PHOTO)
+    for row in rows:
+        yield row if len(row.record) > 1 else replace(row, record={**row.record, **fields})
 
 
 def _with_splits(rows: Sequence[Row]) -> Iterator[Row]:

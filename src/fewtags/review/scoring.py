@@ -235,5 +235,6 @@ def with_evidence(
         block = parts[start : start + photos]
         questions = [question for own in block for question in own.questions]
         wrong = [suspicion for own in block for suspicion in own.suspicious]
-        boxes = iter(find([(one.image, one.class_) for one in (*questions, *wrong)]))
+        asked = [(question.image, question.class_) for question in questions]
+        boxes = iter(find(asked + [(suspicion.image, suspicion.class_) for suspicion in wrong]))
         yield Found([replace(q, box=next(boxes)) for q in questions], [replace(s, box=next(boxes)) for s in wrong])

@@ -1,7 +1,7 @@
-"""Every method for one positive label per photo on a frozen trunk, tuned alike.
+r"""Every method for one positive label per photo on a frozen trunk, tuned alike.
 
-    python benchmarks/equal_tuning.py benchmarks/equal_tuning.toml --out benchmarks/results/equal_tuning.jsonl
-    python benchmarks/equal_tuning.py benchmarks/equal_tuning.toml --out benchmarks/results/equal_tuning.jsonl --table
+    python benchmarks/equal_tuning.py benchmarks/equal_tuning.toml --out benchmarks/results/equal_tuning.jsonl \
+        --trials benchmarks/results/equal_tuning_trials.jsonl           # and --table to print what is there
 
 Each method gets the same number of trials on each set: every learning rate with every value of its one parameter, on
 the label seed `trial_seed`. The best trial then runs on the label seeds 0 and up. It is chosen twice, in the two
@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import sys
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -394,6 +395,7 @@ def corrected(values: Mapping[int, float], base: Mapping[int, float], comparison
 
 def main() -> None:
     parser = arguments(__doc__, "equal_tuning.toml", "comma-separated SET, SET:METHOD or :METHOD")
+    parser.add_argument("--trials", type=Path, help="file of the trials (default: that of --out)")
     parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
     options = parser.parse_args()
     try:
@@ -402,7 +404,8 @@ def main() -> None:
             check_objective(options.benchmark, tuned.objective)
             if tuned.stages is None and not tuned.values:
                 raise ConfigError(f"{options.benchmark}: the method {name} has no values for its trials.")
-        records = read_records(benchmark, options.out)
+        trials = options.trials or options.out
+        records = read_records(benchmark, options.out, trials)
         if options.table:
             print("\n".join([*table(benchmark, records), *costs(benchmark, records)]))
             return
@@ -411,29 +414,32 @@ def main() -> None:
         pairs = wanted_pairs(benchmark, options.only)
         seeds = seed_numbers(options.seeds, benchmark.seeds)
 
-        def execute_missing(jobs: Sequence[Job]) -> None:
+        def execute_missing(jobs: Sequence[Job], out: Path) -> None:
             done = {Job(r["set"], r["method"], r["seed"], r["rate"], r["value"]) for r in records}
             jobs = [job for job in jobs if job not in done]
-            execute(options, benchmark, jobs, (), lambda job, material: run(benchmark, job, material, plain(material)))
+            there = Namespace(**{**vars(options), "out": out})
+            execute(there, benchmark, jobs, (), lambda job, material: run(benchmark, job, material, plain(material)))
 
-        execute_missing(trial_jobs(benchmark, pairs))
-        records = read_records(benchmark, options.out)
-        execute_missing(final_jobs(benchmark, records, pairs, seeds))
+        execute_missing(trial_jobs(benchmark, pairs), trials)
+        records = read_records(benchmark, options.out, trials)
+        execute_missing(final_jobs(benchmark, records, pairs, seeds), options.out)
     except FewtagsError as error:
         sys.exit(str(error))
 
 
-def read_records(benchmark: Methods, path: Path) -> list[Record]:
-    """The lines of the result file.
+def read_records(benchmark: Methods, *paths: Path) -> list[Record]:
+    """The lines of result files; a file that is named twice is read once.
 
     Raises:
         DataError: a line was made with other settings.
     """
-    records = read_lines(path)
-    for number, record in enumerate(records, 1):
-        method = record["method"]
-        if method in benchmark.methods and record["protocol"] != benchmark.protocol(method):
-            raise other_settings(path, number, method)
+    records = []
+    for path in dict.fromkeys(paths):
+        for number, record in enumerate(read_lines(path), 1):
+            method = record["method"]
+            if method in benchmark.methods and record["protocol"] != benchmark.protocol(method):
+                raise other_settings(path, number, method)
+            records.append(record)
     return records
 
 

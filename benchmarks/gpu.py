@@ -3,11 +3,13 @@
     python benchmarks/gpu.py                      # the GPU, or the CPU if there is none; minutes
     python benchmarks/gpu.py --out gpu.jsonl      # one line of JSON a row, for docs/performance.md
     python benchmarks/gpu.py --quick --cpu        # tiny nets, to see that it runs
+    OMP_NUM_THREADS=1 python benchmarks/gpu.py --cpu --precision no --group training --net mobilenetv2_100 224 1000 16
 
 The photos are random and already in memory, so loading them is not measured. The loop is that of `train` and
 `pretrain`. Rounds are interleaved: in each, every row takes the same number of steps, in an order drawn anew, and the
 device is waited for before and after. The ratio to the first row is the geometric mean over the rounds, with its 95 %
-interval. Memory is the peak of the device during the round.
+interval. Memory is the peak of the device during the round. On a CPU, seconds are CPU seconds of the process, which
+other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ class Setting:
 
 
 FULL = (Setting("resnet50", 320, 80, 64, 4096), Setting("resnet50", 224, 1000, 64, 4096))
+GROUPS = ("training", "pretraining", "prediction")
 QUICK = (Setting("test_resnet", 64, 20, 8, 64),)
 
 
@@ -171,17 +174,18 @@ def measure(rows: Mapping[str, Take], device: torch.device, rounds: int) -> dict
     seconds: dict[str, list[float]] = {name: [] for name in rows}
     memory = dict.fromkeys(rows, 0)
     cuda = device.type == "cuda"
+    clock = time.perf_counter if cuda else time.process_time
     for _ in range(rounds):
         for name in rng.permutation(list(rows)).tolist():
             if cuda:
                 torch.cuda.reset_peak_memory_stats(device)
                 torch.cuda.synchronize(device)
-            begun = time.perf_counter()
+            begun = clock()
             photos = rows[name]()
             if cuda:
                 torch.cuda.synchronize(device)
                 memory[name] = max(memory[name], torch.cuda.max_memory_allocated(device))
-            seconds[name].append((time.perf_counter() - begun) / photos)
+            seconds[name].append((clock() - begun) / photos)
     return {name: (seconds[name], memory[name]) for name in rows}
 
 
@@ -201,8 +205,13 @@ def groups(
 
     # Dense heatmaps of a thousand classes do not fit on a GPU.
     fitting = {name: method for name, method in TRAINED.items() if setting.classes < 200 or name != "EN + SCL"}
-    yield "training", {name: steps(net(), method) for name, method in fitting.items()}
-    yield "pretraining", {name: steps(encoder(), method) for name, method in PRETRAINED.items()}
+    wanted = options.group or GROUPS
+    if "training" in wanted:
+        yield "training", {name: steps(net(), method) for name, method in fitting.items()}
+    if "pretraining" in wanted:
+        yield "pretraining", {name: steps(encoder(), method) for name, method in PRETRAINED.items()}
+    if "prediction" not in wanted:
+        return
     rows = {}
     for precision in dict.fromkeys(("no", options.precision)):
         name = "float32" if precision == "no" else precision
@@ -219,6 +228,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="steps a round (default 10)")
     parser.add_argument("--precision", default="bf16", choices=("no", "bf16", "fp16"), help="default bf16")
     parser.add_argument("--compile", action="store_true", help="prediction with torch.compile, too")
+    parser.add_argument("--group", choices=GROUPS, action="append", help="only this; may be repeated")
+    parser.add_argument("--net", nargs=4, metavar=("NAME", "SIZE", "CLASSES", "BATCH"), help="instead of ResNet-50")
     parser.add_argument("--quick", action="store_true", help="a tiny net")
     parser.add_argument("--cpu", action="store_true", help="the CPU although there is a GPU")
     options = parser.parse_args()
@@ -226,7 +237,11 @@ def main() -> None:
     options.cpu = device.type != "cuda"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {cores()} cores"
     print(f"{name}, torch {torch.__version__}, {options.precision}")
-    for setting in QUICK if options.quick else FULL:
+    settings = QUICK if options.quick else FULL
+    if options.net:
+        size, classes, batch = map(int, options.net[1:])
+        settings = (Setting(options.net[0], size, classes, batch, 4 * batch),)
+    for setting in settings:
         for group, rows in groups(setting, options, device):
             print(
                 f"\n{group}: {setting.backbone}, {setting.size} px, {setting.classes} classes, batch {setting.batch}\n"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import tarfile
 
@@ -11,9 +12,11 @@ import pytest
 from PIL import Image
 from seen import labels
 
+from fewtags.engine.places import find_photos
 from fewtags.errors import DataError
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import detect, read
+from fewtags.formats.scores import read_scores
 from fewtags.labels import Label
 
 POSITIVE, NEGATIVE = Label.POSITIVE, Label.NEGATIVE
@@ -190,3 +193,24 @@ def test_photos_without_labels_stay_unknown_beside_complete_labels(tmp_path):
     table = read(parquet(tmp_path / "a.parquet", columns, kinds), options=complete)
     assert labels(table)["5"] == {"cat": NEGATIVE, "dog": NEGATIVE}
     assert labels(table)["6"] == {}
+
+
+def not_utf8(values):
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    """Names of photos are bytes, as names of files are; labels are text."""
+    path = parquet(tmp_path / "a.parquet", {"path": not_utf8([b"a\xf4.jpg", b"b.jpg"]), "tags": ["cat", "dog"]})
+    found, _ = find_photos([path])
+    assert [os.fsencode(photo.name) for photo in found] == [b"a\xf4.jpg", b"b.jpg"]
+    with pytest.raises(
+        DataError, match=r"a\.parquet: the name 'a\\udcf4\.jpg' of a photo is not valid UTF-8; rename it\."
+    ):
+        read(path)
+    parquet(path, {"tags": not_utf8([b"cat", b"d\xf4g"])})
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as a Parquet file \(.*UTF8"):
+        read(path)
+    pq.write_table(pa.table({"image": ["a.jpg"], "class": not_utf8([b"\xf4"]), "score": [0.5]}), path)
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet \(.*UTF8"):
+        read_scores(path)

@@ -78,6 +78,7 @@ def read_scores(path: Path) -> ScoreTable:
     if path.suffix.lower() == ".parquet":
         try:
             table = pq.read_table(path)
+            table.validate(full=True)  # that text is UTF-8
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
         values = {clean_name(name): _plain(column) for name, column in zip(table.column_names, table, strict=True)}

@@ -87,6 +87,9 @@ def read_shards(path: Path, images: Path | None = None, options: ReadOptions | N
         raise DataError(f"{path}: has no .tar or .parquet file, or photos or label files beside them.")
     parts = [_read(path / name if name else path, f"{name}/" if name else "") for name in names]
     rows = [row for part in parts for row in part.rows]
+    if broken := next((row for row in rows if not _is_text(str(row.record[PHOTO]))), None):
+        name = ascii(str(broken.record[PHOTO]))
+        raise DataError(f"{broken.file}: the name {name} of a photo is not valid UTF-8; rename it.")
     notes = sum((part.notes for part in parts), Notes())
     if not rows:
         raise DataError(f"{path}: has no photos.")
@@ -100,6 +103,11 @@ def read_shards(path: Path, images: Path | None = None, options: ReadOptions | N
         chosen["tags_separator"] = "|"  # so that 0 and 1 are not taken for "no" and "yes"
     table = read_rows(path, rows, PHOTO, images or path, options.model_copy(update=chosen))
     return replace(table, notes=notes + table.notes)
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a name has only characters; bytes that are not UTF-8 are half a character each."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 @final
@@ -229,6 +237,7 @@ def _read_parquet(shard: Path, start: str) -> _Part:
         dropped = {photo.partition(".")[0], *NAMES, *IMAGE_COLUMNS}
         columns = [name for name in schema.names if name not in dropped and not _is_bytes(schema.field(name).type)]
         table = pq.read_table(shard, columns=columns)
+        table.validate(full=True)  # that text is UTF-8
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{shard}: cannot be read as a Parquet file ({str(error).splitlines()[0]}).") from None
     features = _features(schema)

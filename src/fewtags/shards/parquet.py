@@ -122,15 +122,15 @@ def _row_names(parquet: pq.ParquetFile, named: str | None) -> tuple[list[bytes],
         values = parquet.read(columns=[column]).column(0)
         if pa.types.is_struct(values.type):
             values = pc.struct_field(values, "path")
-        names = [name for value in values.cast(pa.string()).to_pylist() if (name := _name(value))]
+        texts = values.cast(pa.string()).cast(pa.binary()).to_pylist()  # pyarrow does not check that text is UTF-8
+        names = [name for text in texts if (name := _name(text))]
         if len(names) == rows and len({*names}) == rows:
             return names, column
     return [b"row-%d" % n for n in range(rows)], ""
 
 
-def _name(value: str | None) -> bytes:
-    text = posixpath.normpath("/" + (value or "").replace("\\", "/")).lstrip("/")
-    return text.encode("utf-8", "surrogateescape")
+def _name(value: bytes | None) -> bytes:
+    return posixpath.normpath(b"/" + (value or b"").replace(b"\\", b"/")).lstrip(b"/")
 
 
 @final

@@ -159,7 +159,8 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.table:
-            print("\n".join(table(benchmark, read_records(benchmark, options.out))))
+            shown = benchmark.model_copy(update={"sets": tuple(options.sets)})
+            print("\n".join(table(shown, read_records(benchmark, options.out))))
             return
         torch.set_num_threads(1)
         seeds = seed_numbers(options.seeds, benchmark.seeds)

@@ -90,7 +90,7 @@ def test_used_folder_is_refused_before_photos_are_looked_at(
     run: Run, train_command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    monkeypatch.setattr("fewtags.engine.plan.make_plan", lambda *_, **__: pytest.fail("looked at the data"))
+    monkeypatch.setattr("fewtags.engine.planning.make_plan", lambda *_, **__: pytest.fail("looked at the data"))
     result = run(*train_command, "--out", tmp_path)
     assert result.exit_code == 1
     assert result.stderr == f"error: {tmp_path} is not empty; choose another --out.\n"
@@ -190,7 +190,7 @@ def test_a_place_that_cannot_be_written_is_noticed_first(
     command: str,
 ) -> None:
     (tmp_path / "notes.txt").touch()
-    monkeypatch.setattr("fewtags.engine.plan.make_plan", lambda *_, **__: pytest.fail("looked at the data"))
+    monkeypatch.setattr("fewtags.engine.planning.make_plan", lambda *_, **__: pytest.fail("looked at the data"))
     monkeypatch.setattr("fewtags.report.build.load_run", lambda *_: pytest.fail("read the run"))
     words = train_command if command == "train" else ("report", str(trained[0]))
     place = tmp_path / "notes.txt" / "deep" / "out"

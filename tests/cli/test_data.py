@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,13 @@ def test_check_prints_a_summary(run: Run, dataset: Path) -> None:
     assert lines[1].startswith("val: 12 images, 3 classes, labels: full")
     assert "photos: 36 files read (decoded)" in lines
     assert lines[-1].startswith("0 errors")
+
+
+def test_images_are_a_tar_file(run: Run, dataset: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(dataset / "images", ".")
+    result = run("check", dataset / "train.parquet", "--images", tmp_path / "photos.tar")
+    assert result.stdout.startswith("train: 24 images, 3 classes"), result.stderr
 
 
 def test_check_json_is_one_object(run: Run, dataset: Path) -> None:

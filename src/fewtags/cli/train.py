@@ -33,6 +33,7 @@ from fewtags.cli.slurm import Job, SlurmOptions, command_words, submit
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats import check_path, list_formats
 from fewtags.objectives.table import DEFAULT_METHOD, METHODS, method_help
+from fewtags.shards.places import is_shard, is_url
 from fewtags.text import given_as_flags
 
 if TYPE_CHECKING:
@@ -344,7 +345,7 @@ def refuse_missing_inputs(paths: Sequence[str], images: Sequence[str], format: s
     for path in paths:
         check_path(Path(path), format)
     for folder in images:
-        if not Path(folder).is_dir():
+        if not (Path(folder).is_dir() or is_url(folder) or (is_shard(folder) and Path(folder).is_file())):
             raise DataError(
                 f"--images {folder} is not a folder; give the folder that the names of images are relative to."
             )

@@ -167,3 +167,12 @@ def test_null_tags_are_unknown_also_beside_complete_labels(root):
     write(root / "metadata.jsonl", *photos({"tags": ["cat"]}, {"tags": []}, {"tags": None}))
     found = labels(read(root, options=ReadOptions(complete=True)))
     assert [*found.values()] == [{"cat": Label.POSITIVE}, {"cat": Label.NEGATIVE}, {}]
+
+
+def test_null_is_not_a_word(root):
+    """In columns of classes with boxes, and of splits, a null is a blank cell."""
+    boxes = {"class": "cat", "x0": 0.1, "y0": 0.1, "x1": 0.5, "y1": 0.5, "split": "train"}
+    write(root / "metadata.jsonl", *photos(boxes, dict.fromkeys(boxes)))
+    table = read(root)
+    assert table.classes.ids == ("cat",)
+    assert set(table.split_names.to_pylist()) <= {"train", "", None}

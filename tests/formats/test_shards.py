@@ -214,3 +214,70 @@ def test_text_that_is_not_utf8(tmp_path):
     pq.write_table(pa.table({"image": ["a.jpg"], "class": not_utf8([b"\xf4"]), "score": [0.5]}), path)
     with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet \(.*UTF8"):
         read_scores(path)
+
+
+def test_photos_without_labels_of_every_kind_stay_unknown(tmp_path):
+    """Also beside boxes, class columns and numbers, where labels are complete."""
+    for n, fields in enumerate(({"objects": [{"bbox": [2, 1, 8, 4], "category": "cat"}]}, {"cat": 1}, {"label": 3})):
+        path = tar(tmp_path / f"{n}.tar", {"0.json": json.dumps({**fields, "width": 20, "height": 10})})
+        found = labels(read(path, options=ReadOptions(complete=True)))
+        assert len(found["0.jpg"]) == 1
+        assert found["1.jpg"] == {}
+    hidden = {"labels": pa.array([[0], [-1], None], pa.list_(pa.int64()))}
+    path = parquet(tmp_path / "a.parquet", hidden, {"labels": {"feature": PETS, "_type": "List"}})
+    assert labels(read(path, options=ReadOptions(complete=True)))["row-1"] == {}
+
+
+def test_a_label_without_its_photo_is_not_that_of_others(tmp_path):
+    members = {f"IMG.00{n}.jpg": photo(n) for n in (1, 2)}
+    members |= {"IMG.001.cls": "cat", "IMG.002.cls": "dog", "IMG.003.cls": "fish"}
+    table = read(tar(tmp_path / "x.tar", members, photos=0))
+    assert labels(table) == {"IMG.001.jpg": {"cat": POSITIVE}, "IMG.002.jpg": {"dog": POSITIVE}}
+    assert "x.tar: 1 member with labels, but without a photo of that name" in table.notes.messages
+
+
+def test_two_members_with_labels_of_one_photo(tmp_path):
+    with pytest.raises(DataError, match=r"0\.cls and 0\.tags both have the field 'labels' of 0\.jpg; keep one of them"):
+        read(tar(tmp_path / "x.tar", {"0.cls": "cat", "0.tags": "red"}))
+
+
+def test_classes_beside_other_fields(tmp_path):
+    """A class of two values is not a column of yes and no, and names with separators stay whole."""
+    members = {f"{n}.cls": str(n % 2) for n in range(3)} | {f"{n}.json": '{"is_gray": true}' for n in range(3)}
+    table = read(tar(tmp_path / "x.tar", members))
+    assert table.classes.ids == ("0", "1")
+    assert "x.tar: 3 members *.json beside other labels are not read" in table.notes.messages
+    kinds = {"label": {"names": ["a;b", "tench, Tinca tinca"], "_type": "ClassLabel"}}
+    columns = {"label": [0, 1], "is_gray": [True, False]}
+    assert read(parquet(tmp_path / "a.parquet", columns, kinds)).classes.ids == ("a;b", "tench, Tinca tinca")
+
+
+def test_splits_in_a_tar_file_and_after_the_name_of_the_set(tmp_path):
+    folders = {
+        f"{split}/{name}/{n}.jpg": photo(n) for n in (0, 1) for split in ("train", "val") for name in ("cat", "dog")
+    }
+    table = read(tar(tmp_path / "x.tar", folders, photos=0))
+    assert sorted(set(table.split_names.to_pylist())) == ["train", "val"]
+    assert table.classes.ids == ("cat", "dog")
+    for name in ("imagenet1k-train-0000", "imagenet1k-validation-00"):
+        tar(tmp_path / f"wds/{name}.tar", {f"{n}.cls": "cat" for n in range(3)})
+    assert sorted(set(read(tmp_path / "wds").split_names.to_pylist())) == ["train", "val"]
+
+
+def test_a_folder_of_img2dataset(tmp_path):
+    """A Parquet file and a JSON file of each tar file are about the download, and so are the fields of a photo."""
+    about = {"key": "0", "status": "success", "watermark": 0, "original_width": 1, "error_message": None}
+    members = {f"{n}.json": json.dumps({**about, "tags": [("cat", "dog")[n % 2]]}) for n in range(3)}
+    tar(tmp_path / "00000.tar", members)
+    pq.write_table(pa.table({"url": ["a"], "status": ["success"]}), tmp_path / "00000.parquet")
+    (tmp_path / "00000_stats.json").write_text("{}")
+    assert read(tmp_path).classes.ids == ("cat", "dog")
+
+
+def test_odd_columns(tmp_path):
+    path = parquet(tmp_path / "a.parquet", {"tags": ["cat", "dog"], "at": pa.array([1, 2], pa.timestamp("ns"))})
+    assert read(path).classes.ids == ("cat", "dog")
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("tags", table["tags"]), path)
+    with pytest.raises(DataError, match=r"a\.parquet: has 2 columns 'tags'; keep one of them"):
+        read(path)

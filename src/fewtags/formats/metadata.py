@@ -95,10 +95,16 @@ def read_rows(
     images: Path | None,
     options: ReadOptions,
     beside: Sequence[Path] = (),
+    *,
+    null_is_unknown: bool = False,
 ) -> LabelTable:
-    """Read the labels in the fields of rows, whose photos are in the field `key`; see `read_metadata`."""
+    """Read the labels in the fields of rows, whose photos are in the field `key`; see `read_metadata`.
+
+    A null in place of boxes is a photo without boxes, unless `null_is_unknown`.
+    """
     if objects := next((name for name in _columns(rows) if any(_has_boxes(row.record.get(name)) for row in rows)), ""):
-        return _read_objects(path, rows, (key, objects), images, options, beside)
+        table = _read_objects(path, rows, (key, objects), images, options, beside)
+        return _leave_unknown(table, rows, key, [objects]) if null_is_unknown else table
     sheet = _sheet(path, rows, key)
     nested = [name for name in _columns(rows) if any(is_nested(row.record.get(name)) for row in rows)]
     try:
@@ -106,6 +112,8 @@ def read_rows(
     except DataError as error:
         raise DataError(f"{error}{_nested_text(nested)}") from None
     table = read_table(sheet, layout, images, options, beside)
+    labels = {sheet.header[column] for column in layout.labels}
+    table = _leave_unknown(table, rows, key, [name for name in _columns(rows) if clean_name(name) in labels])
     if not nested:
         return table
     warning = f"{path.resolve().name}: the columns {some(nested)} have objects or lists of lists, and are not read"
@@ -186,15 +194,14 @@ def _has_boxes(value: object) -> bool:
 def _sheet(path: Path, rows: Sequence[Row], key: str) -> Sheet:
     """Return the rows as a text table; columns of objects are left out."""
     columns = _columns(rows)
-    values = {name: [row.record.get(name, _ABSENT) for row in rows] for name in columns}
+    values = {name: [row.record.get(name) for row in rows] for name in columns}
     kept, texts = [], []
     for name in columns:
         if any(map(is_nested, values[name])):
             continue
         listed = any(map(is_list, values[name]))
-        words = listed or any(isinstance(value, str) for value in values[name])
         kept.append(clean_name(name))
-        texts.append([_cell(value, listed, words) for value in values[name]])
+        texts.append([*map(text_of_list if listed else text_of_value, values[name])])
     texts[kept.index(clean_name(key))] = [row.photo(key) for row in rows]
     if "split" not in kept and any(row.folder for row in rows):
         kept.append("split")
@@ -206,15 +213,27 @@ def _sheet(path: Path, rows: Sequence[Row], key: str) -> Sheet:
     return Sheet(path=path, delimiter="", header=tuple(kept), columns=tuple(texts), lines=lines, places=places)
 
 
+def _leave_unknown(table: LabelTable, rows: Sequence[Row], key: str, fields: Sequence[str]) -> LabelTable:
+    """Return the table without complete labels of the photos whose fields with labels are all null: nothing is known.
+
+    A field that a row lacks is as a blank cell; an empty list says that there is no label.
+    """
+    names = {row.photo(key) for row in rows if fields and all(_is_null(row.record.get(f, _ABSENT)) for f in fields)}
+    unknown = np.array([name in names for name in table.images.to_pylist()], np.bool_) & (table.complete_set >= 0)
+    if not unknown.any():
+        return table
+    text = f"{counted(int(unknown.sum()), 'photo')} whose labels are null: unknown, although labels are complete"
+    return replace(table, complete_set=np.where(unknown, np.int16(-1), table.complete_set)).noting(text)
+
+
 _ABSENT = object()
 """In place of the value of a field that a row does not have."""
 
 
-def _cell(value: object, listed: bool, words: bool) -> str:
-    """Return the cell of a text table; among words, a null is one that says that nothing is known."""
-    if value is None and words:
-        return "null"
-    return "" if value is _ABSENT else text_of_list(value) if listed else text_of_value(value)
+def _is_null(value: object) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_null, value))
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _read_objects(

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -32,6 +32,24 @@ PHOTO = "photo in the shard"
 """Name of the column of photos in messages."""
 _MEMBERS = (".json", ".cls", ".tags", ".labels", ".label", ".txt")
 """Endings of members with labels, in WebDataset's names; text counts if a shard has none of the others."""
+_DOWNLOADED = (
+    *(
+        "key",
+        "url",
+        "status",
+        "error_message",
+        "sha256",
+        "md5",
+        "exif",
+        "uid",
+        "nsfw",
+        "license",
+        "watermark",
+        "punsafe",
+    ),
+    *("pwatermark", "similarity", "aesthetic", "original_width", "original_height"),
+)
+"""Fields that img2dataset writes about the download of a photo."""
 _CURE = "write the labels into a CSV of photo names and pass it, with --images for the shards"
 _LABEL_FILES = (".csv", ".tsv", ".jsonl", ".xml", ".yaml", ".yml")
 
@@ -41,8 +59,7 @@ def recognise(path: Path) -> str:
     if not path.is_dir():
         return _holds_photos(path)
     shards = _below(path)
-    why = _holds_photos(path / shards[0]) if shards else ""
-    return f"{shards[0]}: {why}" if why else ""
+    return f"{shards[0]}: {_holds_photos(path / shards[0])}" if shards else ""
 
 
 def _holds_photos(file: Path) -> str:
@@ -52,7 +69,10 @@ def _holds_photos(file: Path) -> str:
 
 
 def _below(folder: Path) -> list[str]:
-    """Return the shards below a folder, relative to it; none if there are photos or label files beside them."""
+    """Return the shards with photos below a folder, relative to it; none if there are photos or label files beside.
+
+    Parquet files without photos are left out: img2dataset writes one with the addresses beside each tar file.
+    """
     found = []
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not is_hidden_name(name))
@@ -61,7 +81,7 @@ def _below(folder: Path) -> list[str]:
                 continue
             if not other_kind(name) or name.lower().endswith(_LABEL_FILES):
                 return []
-            if is_shard(name):
+            if is_shard(name) and _holds_photos(Path(place) / name):
                 found.append((Path(place) / name).relative_to(folder).as_posix())
     return found
 
@@ -98,10 +118,8 @@ def read_shards(path: Path, images: Path | None = None, options: ReadOptions | N
     rows = [*_with_splits([*_with_unknown(rows)])]
     if all(set(row.record) <= {PHOTO, "split"} for row in rows):
         raise DataError(f"{path}: no photo has labels beside it; {_CURE}.")
-    chosen: dict[str, str] = {"image_column": PHOTO}
-    if options.tags_separator is None and all(part.numbers or not part.labelled for part in parts):
-        chosen["tags_separator"] = "|"  # so that 0 and 1 are not taken for "no" and "yes"
-    table = read_rows(path, rows, PHOTO, images or path, options.model_copy(update=chosen))
+    named = options.model_copy(update={"image_column": PHOTO})
+    table = read_rows(path, rows, PHOTO, images or path, named, null_is_unknown=True)
     return replace(table, notes=notes + table.notes)
 
 
@@ -118,13 +136,11 @@ class _Part:
     Attributes:
         rows: a row for each photo.
         labelled: some have labels beside them.
-        numbers: all these labels are members `.cls`, which have one class each: a number is its name.
         notes: about members and columns that are not read.
     """
 
     rows: list[Row]
     labelled: bool
-    numbers: bool = False
     notes: Notes = field(default_factory=Notes)
 
 
@@ -145,45 +161,61 @@ def _read_tar(shard: Path, start: str) -> _Part:
     for name in names:
         if other_kind(name) in {f"*{ending}" for ending in _MEMBERS}:
             beside[os.path.splitext(name)[1].lower()].append(name)  # noqa: PTH122
-    texts = beside.pop(".txt", [])
-    used = [name for members in beside.values() for name in members] or texts
+    used, messages = _chosen(shard, beside)
     record_of: dict[str, dict[str, Any]] = defaultdict(dict)
-    place_of: dict[str, str] = {}
+    place_of: dict[str, dict[str, str]] = defaultdict(dict)
     lone = 0
-    photos_of = _by_stem(photos)
+    photos_of = _by_stem(photos, used)
     for name in used:
         found = photos_of(name)
         lone += not found
         record = _record(shard, name) if found else {}
         for photo in found:
-            record_of[photo] |= record
-            place_of.setdefault(photo, name)
-    messages = []
-    if texts and used is not texts:
-        messages.append(f"{shard.name}: {counted(len(texts), 'member')} *.txt beside other labels are not read")
+            for key, value in record.items():
+                if value is not None and record_of[photo].get(key) is not None:
+                    both = f"{place_of[photo][key]} and {name}"
+                    raise DataError(f"{shard}: {both} both have the field {key!r} of {photo}; keep one of them.")
+                if value is not None or key not in record_of[photo]:
+                    record_of[photo][key], place_of[photo][key] = value, name
     if lone:
         messages.append(f"{shard.name}: {counted(lone, 'member')} with labels, but without a photo of that name")
     rows = []
     for n, photo in enumerate(photos, 1):
-        shown = f"{shard}/{place_of.get(photo, photo)}"
+        shown = f"{shard}/{next(iter(place_of[photo].values()), photo)}"
         record = {PHOTO: start + photo, **record_of.get(photo, {})}
         rows.append(Row(shard, n, "", record, shown))
-    numbers = bool(used) and all(name.lower().endswith(".cls") for name in used)
-    return _Part(rows, bool(record_of), numbers, Notes(messages=tuple(messages)))
+    return _Part(rows, bool(record_of), Notes(messages=tuple(messages)))
 
 
-def _by_stem(photos: Sequence[str]) -> Any:
-    """Return a function from the name of a member to its photos: of the same name, or of the same WebDataset key."""
+def _chosen(shard: Path, beside: dict[str, list[str]]) -> tuple[list[str], list[str]]:
+    """Return the members that are read as labels, and messages about the others: text and objects beside classes."""
+    texts, objects = beside.pop(".txt", []), beside.pop(".json", [])
+    classes = [name for members in beside.values() for name in members]
+    used, left = (classes, {"json": objects, "txt": texts}) if classes else (objects or texts, {})
+    if objects and not classes:
+        left = {"txt": texts}
+    messages = [
+        f"{shard.name}: {counted(len(names), 'member')} *.{ending} beside other labels are not read"
+        for ending, names in left.items()
+        if names
+    ]
+    return used, messages
+
+
+def _by_stem(photos: Sequence[str], members: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a function from the name of a member to its photos: of the same name, apart from the ending.
+
+    If no member has the name of a photo, they are those of the same WebDataset key.
+    """
     whole: dict[str, list[str]] = defaultdict(list)
     keys: dict[str, list[str]] = defaultdict(list)
     for photo in photos:
         whole[os.path.splitext(photo)[0]].append(photo)  # noqa: PTH122
         keys[_key(photo)].append(photo)
 
-    def find(name: str) -> list[str]:
-        return whole.get(os.path.splitext(name)[0]) or keys.get(_key(name), [])  # noqa: PTH122
-
-    return find
+    if any(os.path.splitext(name)[0] in whole for name in members):  # noqa: PTH122
+        return lambda name: whole.get(os.path.splitext(name)[0], [])  # noqa: PTH122
+    return lambda name: keys.get(_key(name), [])
 
 
 def _key(name: str) -> str:
@@ -204,13 +236,17 @@ def _record(shard: Path, name: str) -> dict[str, Any]:
     ending = os.path.splitext(name)[1].lower()  # noqa: PTH122
     if ending != ".json":
         lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if ending == ".cls":  # one class, whatever its name is
+            return {"labels": lines or None}
         return {"text" if ending == ".txt" else "labels": lines if len(lines) > 1 else lines[0] if lines else None}
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{at}: not JSON ({error}); correct it.") from None
     if isinstance(found, dict):
-        return {key: value for key, value in found.items() if key not in IMAGE_COLUMNS and not key.startswith("__")}
+        left = _DOWNLOADED if found.keys() >= {"key", "status"} else ()
+        dropped = {*IMAGE_COLUMNS, *left}
+        return {key: value for key, value in found.items() if key not in dropped and not key.startswith("__")}
     return {"labels": found}
 
 
@@ -222,7 +258,7 @@ def _of_folders(path: Path, rows: Sequence[Row]) -> Iterator[Row]:
     if len(names) < 2 or general or any(not name or is_shard(name) for name in folders):
         raise DataError(f"{path}: no photo has labels beside it, and folders do not name classes; {_CURE}.")
     for row, name in zip(rows, folders, strict=True):
-        yield replace(row, record={**row.record, "label": name})
+        yield replace(row, record={**row.record, "label": [name]})
 
 
 # --- Parquet
@@ -235,12 +271,16 @@ def _read_parquet(shard: Path, start: str) -> _Part:
         schema = pq.read_schema(shard)
         photo, _ = photo_column(schema, str(shard))
         dropped = {photo.partition(".")[0], *NAMES, *IMAGE_COLUMNS}
-        columns = [name for name in schema.names if name not in dropped and not _is_bytes(schema.field(name).type)]
+        if twice := [name for name, n in Counter(schema.names).items() if n > 1]:
+            raise DataError(f"{shard}: has {Counter(schema.names)[twice[0]]} columns {twice[0]!r}; keep one of them.")
+        features = _features(schema)
+        columns = [name for name in schema.names if name not in dropped and not _is_other(schema.field(name).type)]
+        if classes := [name for name in columns if _has_names(features.get(name))]:
+            columns = [name for name in columns if name in classes or name in _BESIDE_CLASSES]
         table = pq.read_table(shard, columns=columns)
         table.validate(full=True)  # that text is UTF-8
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{shard}: cannot be read as a Parquet file ({str(error).splitlines()[0]}).") from None
-    features = _features(schema)
     values = {name: [*_named(features.get(name), table[name].to_pylist())] for name in columns}
     left = [name for name in schema.names if name not in columns and name != photo.partition(".")[0]]
     messages = (f"{shard.name}: the columns {some(left)} are not read as labels",) if left else ()
@@ -251,10 +291,27 @@ def _read_parquet(shard: Path, start: str) -> _Part:
     return _Part(rows, bool(columns), notes=Notes(messages=messages))
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+_BESIDE_CLASSES = ("split", "width", "height")
+"""Columns that are read beside those of a `ClassLabel`."""
+
+
+def _has_names(feature: Any) -> bool:
+    """Return whether a `ClassLabel` is somewhere in the description of a column."""
+    if isinstance(feature, list):
+        return any(map(_has_names, feature))
+    if not isinstance(feature, dict):
+        return False
+    return feature.get("_type") == "ClassLabel" or any(map(_has_names, feature.values()))
+
+
+def _is_other(kind: pa.DataType) -> bool:
+    """Return whether values are bytes or times, or have them inside. Such values are not labels."""
     if pa.types.is_struct(kind):
-        return any(_is_bytes(kind.field(n).type) for n in range(kind.num_fields))
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+        return any(_is_other(kind.field(n).type) for n in range(kind.num_fields))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _is_other(kind.value_type)
+    other = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_temporal)
+    return any(is_kind(kind) for is_kind in other)
 
 
 def _features(schema: pa.Schema) -> Mapping[str, Any]:
@@ -268,7 +325,9 @@ def _features(schema: pa.Schema) -> Mapping[str, Any]:
 
 def _named(feature: Any, values: Sequence[Any]) -> Iterator[Any]:
     for value in values:
-        yield _names_in(feature, value)
+        name = _names_in(feature, value)
+        single = isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and name is not None
+        yield [name] if single else name  # a name in a list is not split at commas
 
 
 def _names_in(feature: Any, value: Any) -> Any:
@@ -308,12 +367,21 @@ def _with_splits(rows: Sequence[Row]) -> Iterator[Row]:
         yield from rows
         return
     split_of = {file: _split_of(file) for file in {row.file for row in rows}}
-    counts = Counter(split_of.values())
-    for row in rows:
-        split = split_of[row.file]
+    inside = [is_split(_inside(row).partition("/")[0]) if "/" in _inside(row) else "" for row in rows]
+    splits = inside if all(inside) else [split_of[row.file] for row in rows]
+    counts = Counter(splits)
+    for row, split in zip(rows, splits, strict=True):
         yield replace(row, record={**row.record, "split": split}) if len(counts) > 1 or split else row
 
 
 def _split_of(shard: Path) -> str:
     """Return the split of a name such as `train-00000-of-00002.parquet`, or of the folder of the shard; "" for none."""
-    return is_split(re.sub(r"(-\d+-of-\d+.*|[-_.]?\d+)$", "", shard.stem)) or is_split(shard.parent.name)
+    stem = re.sub(r"(-\d+-of-\d+.*|[-_.]?\d+)$", "", shard.stem)
+    last = re.split(r"[-_.]", stem)[-1]  # of imagenet1k-train-000.tar
+    return is_split(stem) or is_split(last) or is_split(shard.parent.name)
+
+
+def _inside(row: Row) -> str:
+    """Return the name of a photo in its shard."""
+    name = str(row.record[PHOTO])
+    return name.partition(f"{row.file.name}/")[2] or name

@@ -45,7 +45,7 @@ def index_parquet(file: BinaryIO, shown: str, signature: str) -> Index:
         leaf, named = photo_column(parquet.schema_arrow, shown)
         names, why = _row_names(parquet, named)
         largest = max((parquet.metadata.row_group(g).num_rows for g in range(parquet.num_row_groups)), default=0)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{shown}: cannot be read as a Parquet file ({_line(error)}); copy it again.") from error
     rows = range(len(names))
     about = {"kind": "parquet", "column": leaf, "named": why, "group": largest}
@@ -91,7 +91,7 @@ def holds_photos(file: Path) -> bool:
     """Return whether a Parquet file has a column of photos."""
     try:
         photo_column(pq.read_schema(file), file.name)
-    except (DataError, pa.ArrowException, OSError):
+    except (DataError, pa.ArrowException, OSError, UnicodeDecodeError):
         return False
     return True
 

@@ -33,21 +33,8 @@ PHOTO = "photo in the shard"
 _MEMBERS = (".json", ".cls", ".tags", ".labels", ".label", ".txt")
 """Endings of members with labels, in WebDataset's names; text counts if a shard has none of the others."""
 _DOWNLOADED = (
-    *(
-        "key",
-        "url",
-        "status",
-        "error_message",
-        "sha256",
-        "md5",
-        "exif",
-        "uid",
-        "nsfw",
-        "license",
-        "watermark",
-        "punsafe",
-    ),
-    *("pwatermark", "similarity", "aesthetic", "original_width", "original_height"),
+    *("key", "url", "status", "error_message", "sha256", "md5", "exif", "uid", "license", "nsfw", "watermark"),
+    *("pwatermark", "punsafe", "similarity", "aesthetic", "original_width", "original_height"),
 )
 """Fields that img2dataset writes about the download of a photo."""
 _CURE = "write the labels into a CSV of photo names and pass it, with --images for the shards"
@@ -89,14 +76,15 @@ def _below(folder: Path) -> list[str]:
 def read_shards(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
     """Read a tar or Parquet file with photos, or a folder of them (not behind a URL).
 
-    - **tar**: `x.json`, `x.cls`, `x.tags`, `x.labels` or `x.label` has the labels of the photo `x.jpg`: fields of an
-      object, or one class or more in text. `x.txt` counts if there is none of the others. Without any such member,
-      the folders in the tar files are the classes.
-    - **Parquet**: the columns beside the photos. Numbers are the names of Hugging Face's `ClassLabel`, also in lists
-      and boxes (`objects`); -1 and null are unknown.
-    - From there on, labels are read as those of a `metadata.jsonl`, see `read_metadata`.
-    - The split is a column or field `split`, or else what the name of the shard or of its folder says
-      (`train-00000-of-00002.parquet`).
+    - **tar**: the labels of the photo `x.jpg` are in `x.cls` (one class), `x.tags`, `x.labels` or `x.label` (one class
+      or more in text); in a shard without these in `x.json`, the fields of an object; without it in `x.txt`. Without
+      any such member, the folders in the tar files are the classes.
+    - **Parquet**: the columns with Hugging Face's `ClassLabel`, whose numbers get their names, also in lists and boxes
+      (`objects`), or else all beside the photos.
+    - From there on, labels are read as those of a `metadata.jsonl`, see `read_metadata`. Nothing is known about a photo
+      without a member, or whose labels are -1 or null.
+    - The split is a column or field `split`, or else what the first folder in a tar file, or the name of the shard or
+      of its folder says (`train-00000-of-00002.parquet`).
 
     Raises:
         DataError: a shard is damaged, has no labels, or none that are clear; or photos are missing.
@@ -159,8 +147,9 @@ def _read_tar(shard: Path, start: str) -> _Part:
     photos = [name for name in names if not other_kind(name)]
     beside: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        if other_kind(name) in {f"*{ending}" for ending in _MEMBERS}:
-            beside[os.path.splitext(name)[1].lower()].append(name)  # noqa: PTH122
+        kind = other_kind(name)
+        if kind.startswith("*") and kind[1:] in _MEMBERS:
+            beside[kind[1:]].append(name)
     used, messages = _chosen(shard, beside)
     record_of: dict[str, dict[str, Any]] = defaultdict(dict)
     place_of: dict[str, dict[str, str]] = defaultdict(dict)

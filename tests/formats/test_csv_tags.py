@@ -122,3 +122,10 @@ def test_missing_tags_are_unknown_also_beside_complete_labels(read, word):
     table = read(f"image,tags\na.jpg,cat\nb.jpg,\nc.jpg,{word}\n", complete=True)
     assert [*labels(table).values()] == [{"cat": Label.POSITIVE}, {"cat": Label.NEGATIVE}, {}]
     assert readings(table)["NA or null"] == ("nothing known", 1)
+
+
+@pytest.mark.parametrize("word", ["NA", "null"])
+def test_missing_values_beside_a_class_are_not_tags(read, word):
+    table = read(f"image,tags\na.jpg,cat|{word}\nb.jpg,dog|owl\n", complete=True)
+    assert table.classes.ids == ("cat", "dog", "owl")
+    assert readings(table)[f"'{word}' beside a class"] == ("no further tag", 1)

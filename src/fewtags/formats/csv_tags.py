@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from fewtags.formats.csv_cells import tags_of
+from fewtags.formats.csv_cells import MISSING, tags_of
 from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.sheet import Sheet
 
@@ -30,7 +30,7 @@ class RowTags:
         tags: the tags of each key.
         nothing: keys of rows that say that none of the classes is present.
         uses: number of rows with each tag.
-        fillers: number of rows with each name for none of the classes that is beside a class in another column.
+        fillers: number of rows with each name for none of the classes, or for a missing value, that is beside a class.
         how: how the tags were cut, in words.
         warnings: doubts about them.
     """
@@ -47,7 +47,7 @@ class RowTags:
 def tags_of_rows(sheet: Sheet, columns: Sequence[int], options: ReadOptions) -> RowTags:
     """Return the tags of the rows of a sheet, see `tags_of`.
 
-    In several columns, "none" beside a class of another column says that there is no further tag.
+    "none", "NA" or "null" beside a class says that there is no further tag.
     """
     read = [tags_of(sheet, column, options, alone=len(columns) == 1) for column in columns]
     keys: Sequence[Hashable]
@@ -67,9 +67,10 @@ def tags_of_rows(sheet: Sheet, columns: Sequence[int], options: ReadOptions) -> 
     tags: dict[Hashable, tuple[str, ...]] = {}
     for row, found in joined.items():
         named = tuple(tag for tag in found if not options.is_none(tag))
-        if named and len(named) < len(found):
-            fillers.update(dict.fromkeys((tag for tag in found if options.is_none(tag)), counts[row]))
-            found = named
+        known = tuple(tag for tag in named if fold(tag) not in MISSING) or named
+        if known and len(known) < len(found):
+            fillers.update(dict.fromkeys((tag for tag in found if tag not in known), counts[row]))
+            found = named = known
         if found and not named:
             nothing.add(row)
         tags[row] = found

@@ -281,3 +281,12 @@ def test_odd_columns(tmp_path):
     pq.write_table(table.append_column("tags", table["tags"]), path)
     with pytest.raises(DataError, match=r"a\.parquet: has 2 columns 'tags'; keep one of them"):
         read(path)
+
+
+def test_class_labels_of_splits_and_of_columns_called_name(tmp_path):
+    """A split is not a label, and a column of classes is one whatever it is called."""
+    parts = {"split": {"names": ["train", "val"], "_type": "ClassLabel"}}
+    table = read(parquet(tmp_path / "a.parquet", {"split": [0, 1], "tags": ["cat", "dog"]}, parts))
+    assert (table.classes.ids, table.split_names.to_pylist()) == (("cat", "dog"), ["train", "val"])
+    table = read(parquet(tmp_path / "b.parquet", {"name": [0, 1]}, {"name": PETS}))
+    assert table.classes.ids == ("cat", "dog")

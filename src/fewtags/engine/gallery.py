@@ -98,7 +98,7 @@ class Gallery:
     ) -> tuple[GalleryPhoto, ...]:
         """Compute the maps of all photos through the test view; the net keeps its train or eval mode.
 
-        There are no photos without maps (`HeadPlan.has_maps`).
+        If the model has no maps (`HeadPlan.has_maps`), the result is empty.
         `averages` are the running averages of the maps of the training photos, if the method keeps them.
         """
         if not net.head.plan.has_maps:

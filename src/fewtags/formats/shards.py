@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -22,7 +22,7 @@ from fewtags.formats.metadata import Row, read_rows
 from fewtags.formats.options import ReadOptions
 from fewtags.photos.listing import is_hidden_name, other_kind
 from fewtags.shards.index import index_of
-from fewtags.shards.parquet import NAMES, holds_photos, photo_column
+from fewtags.shards.parquet import NAMES, features_of, holds_photos, photo_column
 from fewtags.shards.photos import open_bytes
 from fewtags.shards.places import is_shard
 from fewtags.table.table import LabelTable, Notes
@@ -262,15 +262,17 @@ def _read_parquet(shard: Path, start: str) -> _Part:
         dropped = {photo.partition(".")[0], *NAMES, *IMAGE_COLUMNS}
         if twice := [name for name, n in Counter(schema.names).items() if n > 1]:
             raise DataError(f"{shard}: has {Counter(schema.names)[twice[0]]} columns {twice[0]!r}; keep one of them.")
-        features = _features(schema)
-        columns = [name for name in schema.names if name not in dropped and not _is_other(schema.field(name).type)]
-        if classes := [name for name in columns if _has_names(features.get(name))]:
+        features = features_of(schema)
+        classes = {name for name in schema.names if _has_names(features.get(name))} - {*_BESIDE_CLASSES}
+        wanted = [name for name in schema.names if name not in dropped or name in classes]
+        columns = [name for name in wanted if not _is_other(schema.field(name).type)]
+        if classes:
             columns = [name for name in columns if name in classes or name in _BESIDE_CLASSES]
         table = pq.read_table(shard, columns=columns)
         table.validate(full=True)  # that text is UTF-8
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{shard}: cannot be read as a Parquet file ({str(error).splitlines()[0]}).") from None
-    values = {name: [*_named(features.get(name), table[name].to_pylist())] for name in columns}
+    values = {name: [*_named(features.get(name), table[name].to_pylist(), name in classes)] for name in columns}
     left = [name for name in schema.names if name not in columns and name != photo.partition(".")[0]]
     messages = (f"{shard.name}: the columns {some(left)} are not read as labels",) if left else ()
     rows = []
@@ -303,20 +305,11 @@ def _is_other(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in other)
 
 
-def _features(schema: pa.Schema) -> Mapping[str, Any]:
-    """Return Hugging Face's description of the columns; none if there is none."""
-    try:
-        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (LookupError, ValueError, TypeError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _named(feature: Any, values: Sequence[Any]) -> Iterator[Any]:
+def _named(feature: Any, values: Sequence[Any], labels: bool) -> Iterator[Any]:
     for value in values:
         name = _names_in(feature, value)
         single = isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and name is not None
-        yield [name] if single else name  # a name in a list is not split at commas
+        yield [name] if single and labels else name  # a name in a list is not split at commas
 
 
 def _names_in(feature: Any, value: Any) -> Any:

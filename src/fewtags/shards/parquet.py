@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, final
+from typing import Any, BinaryIO, final
 
 import numpy as np
 import pyarrow as pa
@@ -104,13 +104,19 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
+def features_of(schema: pa.Schema) -> dict[str, Any]:
+    """Return Hugging Face's description of the columns; an empty one if there is none."""
+    try:
+        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (LookupError, ValueError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _declared_images(schema: pa.Schema) -> list[str]:
     """Return the columns that Hugging Face's metadata calls images."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return [name for name, what in features.items() if what.get("_type") == "Image"]
-    except (LookupError, ValueError, TypeError, AttributeError):
-        return []
+    kinds = features_of(schema)
+    return [name for name, kind in kinds.items() if isinstance(kind, dict) and kind.get("_type") == "Image"]
 
 
 def _row_names(parquet: pq.ParquetFile, named: str | None) -> tuple[list[bytes], str]:

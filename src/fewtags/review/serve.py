@@ -24,7 +24,8 @@ def listen(host: str = LOCAL, port: int | None = None) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for wanted in (PORT, 0) if port is None else (port,):
-        bound = socket.socket(family)
+        # Without the protocol, asyncio leaves Nagle's algorithm on: the second packet of a reply then waits 40 ms.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, wanted))

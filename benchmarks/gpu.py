@@ -39,6 +39,7 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Problem
+from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from pretraining_speed import ratio
 
 Take = Callable[[], int]
@@ -79,8 +80,10 @@ QUICK = (Setting("test_resnet", 64, 20, 8, 64),)
 class RandomBatches:
     """Batches of random photos on the host, pinned if there is a GPU; a `BatchSource` that never ends."""
 
-    def __init__(self, setting: Setting, labels: LabelMatrix, pinned: bool, second: bool) -> None:
-        self.setting, self.labels, self.second = setting, labels, second
+    def __init__(
+        self, setting: Setting, labels: LabelMatrix, pinned: bool, second: bool, shard: Shard = SINGLE_PROCESS
+    ) -> None:
+        self.setting, self.labels, self.second, self.shard = setting, labels, second, shard
         generator = torch.Generator().manual_seed(0)
         shape = (setting.batch, 3, setting.size, setting.size)
         photos = [torch.randn(shape, generator=generator) for _ in range(4)]
@@ -93,13 +96,13 @@ class RandomBatches:
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
-        return self.setting.samples // self.setting.batch
+        return self.setting.samples // self.setting.batch // self.shard.world
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
         size = self.setting.batch
         for step in range(start, self.steps_per_epoch):
-            index = torch.arange(step * size, (step + 1) * size)
+            index = self.shard.rank + self.shard.world * torch.arange(step * size, (step + 1) * size)
             first, second = self.photos[step % 4], self.photos[(step + 1 + epoch) % 4]
             yield Batch(
                 images=first,
@@ -124,7 +127,8 @@ def steps_of(
     known = {"positives_per_image": 3.0} if method["name"] == "expected_negative" else {}
     objective = make_objective(models[method["name"]].model_validate({**method, **known}))
     accelerator = make_accelerator(precision, cpu)
-    source = RandomBatches(setting, labels, accelerator.device.type == "cuda", not classifies)
+    shard = Shard(accelerator.process_index, accelerator.num_processes)
+    source = RandomBatches(setting, labels, accelerator.device.type == "cuda", not classifies, shard)
     # The first epoch belongs to the warm-up, and is taken before anything is measured.
     warmup = StageConfig(name="warmup", epochs=1, lr=1e-4, trainable="head" if classifies else "all", warmup=True)
     stages = (warmup, StageConfig(name="main", epochs=1_000_000, lr=1e-4, schedule="constant"))
@@ -134,6 +138,7 @@ def steps_of(
         grid=net.grid((setting.size, setting.size)),
         warmup_epochs=config.warmup_epochs,
         epochs=config.epochs,
+        shard=shard,
         device=accelerator.device,
         features_dim=net.head.weight.shape[1] if isinstance(net, SpatialNet) else net.features_dim,
         precision=precision,

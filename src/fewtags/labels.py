@@ -160,6 +160,31 @@ class LabelMatrix:
         out[row, self.classes[inside] - first] = self.states[inside]
         return out
 
+    def at(self, image: NDArray[np.integer], class_: NDArray[np.integer]) -> NDArray[np.int8]:
+        """Labels of single cells, int8 [m]; `image` and `class_` are [m]."""
+        c = self.shape[1]
+        entries = np.repeat(np.arange(self.shape[0]) * c, np.diff(self.indptr)) + self.classes
+        cells = image.astype(np.int64) * c + class_
+        sets = self.complete_set[image]
+        found = np.full(len(cells), Label.UNKNOWN, np.int8)
+        if (closed := sets >= 0).any():
+            found[closed] = np.where(self.complete_classes[sets[closed], class_[closed]], Label.NEGATIVE, Label.UNKNOWN)
+        if not len(entries) or not len(cells):
+            return found
+        if len(entries) < len(cells) and np.all(cells[1:] > cells[:-1]):  # fewer to look for
+            cell = np.minimum(np.searchsorted(cells, entries), len(cells) - 1)
+            there = cells[cell] == entries
+            found[cell[there]] = self.states[there]
+            return found
+        entry = np.minimum(np.searchsorted(entries, cells), len(entries) - 1)
+        return np.where(entries[entry] == cells, self.states[entry], found)
+
+    def positives(self, index: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Positions in `index` and classes, int64 [m] each, of the positive cells of these images."""
+        row, entry = _gather(self.indptr, np.asarray(index, np.int64))
+        positive = self.states[entry] == Label.POSITIVE
+        return row[positive], self.classes[entry][positive].astype(np.int64)
+
     def counts(self, state: Label) -> NDArray[np.int64]:
         """int64 [C]: number of images in which each class is in `state`."""
         n, c = self.shape

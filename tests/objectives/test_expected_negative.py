@@ -526,7 +526,7 @@ def test_ratios_without_a_denominator_are_left_out():
 
 def test_blocks_of_classes_give_the_same_epoch_start(monkeypatch):
     """With 1.3 million images a block is a few classes wide; here one."""
-    import fewtags.objectives.expected_negative as module
+    import fewtags.objectives.ranking as module
 
     rng = np.random.default_rng(3)
     labels = torch.from_numpy(rng.choice(np.array([P, U, U, N], np.int8), size=(9, 5)))

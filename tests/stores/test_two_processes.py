@@ -59,6 +59,18 @@ def test_both_processes_report_the_diagnostics_of_one(results):
     assert two[0]["found"] == two[1]["found"] == one["found"]
 
 
+def test_rows_of_two_processes_have_the_ranking_of_blocks(results):
+    """Some classes are found in the rows, and the others are left to blocks, which the processes share."""
+    one, two = results
+    assert 0 < len(one["left"]) < 10
+    for held in (one, *two):
+        assert sorted(two[0]["left"] + two[1]["left"]) == one["left"]
+        for name, whole in one["by_blocks"][0].items():
+            assert torch.equal(held["by_rows"][0][name], whole), name
+        for logged, expected in zip(held["by_rows"][1], one["by_blocks"][1], strict=True):
+            assert logged == pytest.approx(expected)
+
+
 def test_rows_of_all_processes_stand_one_behind_the_other(results):
     """3 and 2, 1 and 4, 0 and 2 rows, those of the second process from 100 on; where each one's own begin."""
     one, two = results

@@ -9,9 +9,10 @@ from two_processes import main
 from fewtags.batched_views import stack_views
 from fewtags.geometry import View
 from fewtags.labels import Batch, LabelMatrix
-from fewtags.objectives import expected_negative
+from fewtags.objectives import ranking
 from fewtags.objectives.base import Problem, Step
 from fewtags.objectives.expected_negative import ExpectedNegative, Predictions
+from fewtags.stores import best_cells
 from fewtags.stores.topk import ExpectedPositives
 
 SAMPLES, CLASSES, GRID = 13, 5, (2, 3)
@@ -31,14 +32,25 @@ def run(shard, cells=SAMPLES):
 
     Each class is a block of its own, so that one process ranks three of them and the other two.
     """
-    with patch.object(expected_negative, "BLOCK_CELLS", cells):
+    with patch.object(ranking, "BLOCK_CELLS", cells):
         return epochs(shard)
 
 
-def epochs(shard):
+def run_rows(shard, few):
+    """The same with fewer expected positives; `few`: ranked in blocks, otherwise by rows where that is possible."""
+    with patch.object(ranking, "FEW_CELLS", few), patch.object(best_cells, "LARGEST_SHARE", 1.0):
+        state, found = epochs(shard, 1.3)
+    return {name: value.clone() for name, value in state["expected_positives"].items()}, found
+
+
+def epochs(shard, positives=1.8):
     problem = Problem(labels=labels(), grid=GRID, warmup_epochs=1, epochs=3, shard=shard, truth=truth())
     method = ExpectedNegative(
-        positives_per_image=1.8, scl_weight=1.0, heatmap_top_k=4, heatmap_rounding="stochastic", corrected_averages=True
+        positives_per_image=positives,
+        scl_weight=1.0,
+        heatmap_top_k=4,
+        heatmap_rounding="stochastic",
+        corrected_averages=True,
     )
     net = torch.nn.Identity()
     parts, found = method.setup(net, problem), []
@@ -76,13 +88,21 @@ def held(folder, shard):
         state, found = run(shard)
         of_one_class = [*ranked]
         ranked.clear()
-        run(shard, expected_negative.BLOCK_CELLS)
+        run(shard, ranking.BLOCK_CELLS)
+        by_default = [*ranked]
+        ranked.clear()
+        by_rows = run_rows(shard, 0)
+        left = [*ranked]
+        by_blocks = run_rows(shard, ranking.FEW_CELLS)
     together = [shard.concatenate(torch.arange(n).view(n, 1) + 100 * shard.rank) for n in counts(shard.rank)]
     return {
         "state": state,
         "found": found,
         "ranked": of_one_class,
-        "ranked_by_default": ranked,
+        "ranked_by_default": by_default,
+        "by_rows": by_rows,
+        "left": left,
+        "by_blocks": by_blocks,
         "together": together,
     }
 

@@ -22,13 +22,14 @@ from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, Step, StoreMemory
 from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.located import LocatedObjective
-from fewtags.objectives.tally import Tally, columns_of, diagnostics, judge
+from fewtags.objectives.ranking import Ranking
+from fewtags.objectives.tally import diagnostics
 from fewtags.objectives.taught import TaughtObjective, needs_teacher, teacher_memory
 from fewtags.stores.heatmap_size import HeatmapPlan, Precision, Rounding, heatmap_bytes
 from fewtags.stores.heatmaps import HeatmapStore
 from fewtags.stores.rows import ScoreStore, score_bytes
 from fewtags.stores.second_score import PrototypeScores
-from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
+from fewtags.stores.topk import ExpectedPositives, Reading, expected_counts
 from fewtags.text import flag
 
 SCL_WEIGHT = 0.1
@@ -321,6 +322,10 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             weight, dim = self.prototype_weight, problem.features_dim
             self._second = PrototypeScores(samples, classes, dim, weight, shard=shard, device=device)
             parts["prototypes"] = self._second
+        cuts = [(self._expected, self._counts)]
+        if self._possible is not None:
+            cuts.append((self._possible, self._most_counts))
+        self._ranking = Ranking(problem, self._scores, cuts, self._second)
         return parts
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
@@ -335,24 +340,10 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         if epoch == 0 and not taught:
             return {}
         ranked = taught or epoch >= problem.warmup_epochs or self.warmup_loss == "expected_negative"
-        samples, classes = problem.labels.shape
-        cells = min(BLOCK_CELLS, -(-samples * classes // problem.shard.world))  # a block for every rank, at least
-        blocks = [*class_blocks(samples, classes, cells)]
-        tallies = torch.zeros(len(blocks), len(Tally._fields), dtype=torch.float64)
-        own = torch.zeros(classes, dtype=torch.bool, device=problem.device)
-        for number, scores, second in self._own_blocks(blocks):
-            own[slice(*blocks[number])] = True
-            tallies[number] = self._take_stock(*blocks[number], scores, second, ranked)
-        if ranked:
-            for shared in (self._expected, self._possible, self._second):
-                if shared is not None:
-                    shared.share(problem.shard, own)
+        tally = self._ranking.refresh(ranked)
         if self._second is not None:
             self._second.refresh()
-        if problem.shard.world > 1:
-            tallies = problem.shard.sum(tallies.to(problem.device)).cpu()
-        tally = Tally(*sum(tallies.unbind(), torch.zeros_like(tallies[0])).tolist())
-        return diagnostics(tally, samples, ranked, problem.truth is not None)
+        return diagnostics(tally, problem.labels.shape[0], ranked, problem.truth is not None)
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
         """Compute eq. (8), with the state before this batch."""
@@ -416,40 +407,6 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         answer = ANSWER_WEIGHT if self.answer_weight is None else self.answer_weight
         answer = answer if at.answer_weight is None else at.answer_weight
         return torch.where(answered == Label.UNKNOWN, 1.0 if weights is None else weights, answer)
-
-    def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-        """Yield the number, and the scores and second scores of all images, of this rank's blocks.
-
-        Collective. Ranks take turns, so that all work at the same time on different classes.
-        """
-        shard, labels = self._problem.shard, self._problem.labels
-        for turn in range(0, len(blocks), shard.world):
-            found: list[list[Tensor | None]] = []
-            for store in (self._scores, self._second):
-                these = enumerate(blocks[turn : turn + shard.world])
-                found.append([] if store is None else [store.columns(*b, labels, to=rank) for rank, b in these])
-            scores, second = (columns[shard.rank] if shard.rank < len(columns) else None for columns in found)
-            if scores is not None:
-                yield turn + shard.rank, scores, second
-
-    def _take_stock(self, first: int, last: int, scores: Tensor, second: Tensor | None, ranked: bool) -> Tensor:
-        """Rank the images of a block of classes if the epoch has a ranking; return a `Tally`, float64 [5]."""
-        predicted = float(scores.sum(0).cpu().double().sum())  # not every accelerator has float64
-        if not ranked:
-            return torch.tensor(Tally(predicted), dtype=torch.float64)
-        problem = self._problem
-        labels = columns_of(problem.labels, first, last, problem.device)
-        if self._second is not None and second is not None:
-            scores = self._second.balance(first, scores, second, labels)
-        expected = self._expected.refresh(first, scores, labels, self._counts[first:last])
-        if self._possible is not None:
-            self._possible.refresh(first, scores, labels, self._most_counts[first:last])
-        if problem.truth is None:
-            return torch.tensor(Tally(predicted, expected), dtype=torch.float64)
-        truth = columns_of(problem.truth, first, last, problem.device)
-        index = torch.arange(len(scores), device=scores.device)
-        judged = judge(self._expected.mask(scores, labels, index, first), labels, truth)
-        return torch.tensor(Tally(predicted, expected, *judged), dtype=torch.float64)
 
     @property
     def _first_scl_epoch(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewtags.labels import Label, LabelMatrix
@@ -31,6 +33,25 @@ def judge(expected: Tensor, labels: Tensor, truth: Tensor) -> tuple[int, int, in
     positive = hidden & (truth == Label.POSITIVE)
     found = torch.stack([expected & hidden, expected & positive, positive]).sum((1, 2)).tolist()
     return found[0], found[1], found[2]
+
+
+def judge_cells(
+    image: NDArray[np.int64],
+    class_: NDArray[np.int64],
+    labels: LabelMatrix,
+    truth: LabelMatrix,
+    classes: NDArray[np.bool_],
+) -> dict[str, float]:
+    """Do what `judge` does for the expected positives without a label, [m] each, of some classes (a mask, [C])."""
+    state = truth.at(image, class_)
+    number = np.arange(truth.shape[0])
+    row, other = truth.positives(number)
+    hidden = classes[other] & (labels.at(row, other) == Label.UNKNOWN)
+    return {
+        "judged": float(np.count_nonzero(state != Label.UNKNOWN)),
+        "correct": float(np.count_nonzero(state == Label.POSITIVE)),
+        "positive": float(np.count_nonzero(hidden)),
+    }
 
 
 def diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import final
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int8, Int64
 from torch import Tensor
@@ -14,6 +15,7 @@ from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.stores.state import copy_state, lazy_zeros
 
 VISIT_BYTES = 4  # of the update count of a row
+_SUMMED = 2**20  # cells that are added up at a time
 
 
 def score_bytes(samples: int, classes: int, dtype: str) -> int:
@@ -103,6 +105,17 @@ class ScoreStore:
             dense = torch.from_numpy(labels.columns(first, last)[self.shard.rank :: self.shard.world])
             own = _or_start(own, self.visits, dense.to(own.device))
         return self.shard.collect(own, self.samples, to)
+
+    def total(self, labels: LabelMatrix) -> float:
+        """Sum of the averages of all samples of this process; `labels` are those of all N samples."""
+        rows = max(1, _SUMMED // max(1, self.classes))
+        total = sum(float(part.float().sum(0).cpu().double().sum()) for part in self.values.split(rows))
+        if bool(self.visits.all()):
+            return total
+        new = (self.visits == 0).cpu().numpy()
+        row, class_ = map(torch.from_numpy, labels.positives(self.shard.owned(self.samples).numpy()[new]))
+        kept = self.values[torch.from_numpy(np.flatnonzero(new)).to(self.values.device)[row], class_]
+        return total + len(kept) - float(kept.cpu().double().sum())
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """The tensors themselves, not copies."""

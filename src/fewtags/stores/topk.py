@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewtags.labels import Label, LabelMatrix
+from fewtags.stores.best_cells import BestCells
 from fewtags.stores.rounding import tie_key
 from fewtags.stores.shard import Shard
 from fewtags.stores.state import copy_state
@@ -133,6 +134,41 @@ class ExpectedPositives:
         chosen = _above(ranked[column, row], key, self.cut_score[block][column], self.cut_key[block][column])
         return sum(cut.taken for cut in cuts) + len(positive) - int(torch.count_nonzero(chosen))
 
+    def refresh_from(
+        self, found: BestCells, counts: NDArray[np.int64], annotated: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Set the cuts of the classes whose expected positives are all among `found`; return which these are, bool [C].
+
+        Counts are p_i, and `annotated` the numbers of annotated positives, both [C]. The cuts are those of `refresh`.
+        """
+        candidate = found.label != Label.NEGATIVE if self.reading == "all_then_or" else found.label == Label.UNKNOWN
+        wanted = np.maximum(counts - annotated, 0) if self.reading == "fill" else counts
+        start = found.parts()
+        there = np.concatenate([[0], np.cumsum(candidate)])
+        known: NDArray[np.bool_] = (found.searched & (there[start[1:]] - there[start[:-1]] >= wanted)) | (wanted == 0)
+        cut_score, cut_key = self.cut_score.cpu().numpy(), self.cut_key.cpu().numpy()
+        for class_ in np.flatnonzero(known).tolist():
+            part = slice(start[class_], start[class_ + 1])
+            own = candidate[part]
+            cut = _last_of_best(
+                torch.from_numpy(found.score[part][own]),
+                int(wanted[class_]),
+                class_,
+                torch.from_numpy(found.image[part][own]),
+            )
+            cut_score[class_], cut_key[class_] = cut.score, cut.key
+        self.cut_score.copy_(torch.from_numpy(cut_score))
+        self.cut_key.copy_(torch.from_numpy(cut_key))
+        return known
+
+    def above(self, found: BestCells) -> NDArray[np.bool_]:
+        """Mask of the cells that are ranked at or before the cut of their class, whatever their label."""
+        cut = self.cut_score.cpu().numpy()[found.class_]
+        above, tied = found.score > cut, np.flatnonzero(found.score == cut)
+        key = tie_key(torch.from_numpy(found.image[tied]), torch.from_numpy(found.class_[tied])).numpy()
+        above[tied] = key <= self.cut_key.cpu().numpy()[found.class_[tied]]
+        return above
+
     def share(self, shard: Shard, own: Bool[Tensor, "c"]) -> None:
         """Combine the cuts of all processes; one process ranks each class (`own`). Collective: every rank must call."""
         self.cut_score.copy_(shard.sum(torch.where(own, self.cut_score, 0)))
@@ -169,17 +205,21 @@ def _above(scores: Tensor, key: Tensor, cut_score: Tensor, cut_key: Tensor) -> T
     return (scores > cut_score) | ((scores == cut_score) & (key <= cut_key))
 
 
-def _last_of_best(ranked: Float[Tensor, "n"], count: int, class_: int) -> _Cut:
-    """The last of the `count` best by (score descending, key ascending), without scores of minus infinity."""
+def _last_of_best(ranked: Float[Tensor, "n"], count: int, class_: int, image: Int64[Tensor, "n"] | None = None) -> _Cut:
+    """The last of the `count` best by (score descending, key ascending), without scores of minus infinity.
+
+    `image` are the indices of the images; None: they are those of all, in order.
+    """
     count = min(count, len(ranked))
     if count < 1:
         return _Cut(torch.inf, -1, 0)
     cut = _nth_largest(ranked, count)
     if cut == -torch.inf:
-        return _last_of_best(ranked, int(torch.count_nonzero(ranked > cut)), class_)
+        return _last_of_best(ranked, int(torch.count_nonzero(ranked > cut)), class_, image)
     # Of equal scores at the cut, take the first images by key.
     wanted = count - int(torch.count_nonzero(ranked > cut))
     tied = _indices(ranked == cut)
+    tied = tied if image is None else image[tied]
     keys = tie_key(tied, torch.full_like(tied, class_))
     return _Cut(cut, int(keys.sort().values[wanted - 1]), count)
 

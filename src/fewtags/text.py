@@ -34,6 +34,7 @@ _FLAGS_OF_SETTINGS = {
     "objective.name": "method",
     "model.weights": "weights",
     "data.answers": "answers",
+    "search.starts": "init",
 }
 """Settings that the commands that train take as flags."""
 _ARGUMENTS_OF_SETTINGS = {

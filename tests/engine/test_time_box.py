@@ -5,14 +5,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fewtags.config.presets import ON_CPU, Facts, resolve
+from fewtags.config.presets import ON_CPU, Candidate, Facts, resolve
 from fewtags.config.search import candidates, settled
 from fewtags.config.sections import TrainConfig
 from fewtags.engine import planning
+from fewtags.engine.encoder_file import EncoderInfo, save_encoder
 from fewtags.engine.planning import make_plan
 from fewtags.engine.time_box import RESERVE, Fitting, Speed, TimeBox, measure_speed, time_box, within
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError
+from fewtags.nets.encoder import create_encoder
 from fewtags.text import command_line
 
 EPOCHS = 6
@@ -146,8 +148,47 @@ def test_solving_on_maps_takes_longer(make_config, tables):
     assert len(boxed(make_config, tables, whole + 0.3, maps=True)[1].sizes) == 2
 
 
+def test_starts_are_compared_in_place_of_sizes(make_config, tables):
+    """35 photos of train and val take 17.5 and 35 s, the last passes of the slower net 21 s, epochs 53.5 and 107 s."""
+    resolved = resolve(timed(make_config, 10), Facts(samples=24, classes=10, device="cpu", cores=2))
+    starts = {"weights none": SPEED, "weights a/encoder.safetensors": SPEED.at(2**0.5)}
+    minutes = (17.5 + 35 + 21 + 5 * 53.5 + 1) / 60 / RESERVE
+    box = time_box(minutes, resolved, tables, SPEED, sizes=(64, 96), starts=starts)
+    assert [(f.start, f.epochs) for f in box.sizes] == [(name, n) for name, n in zip(starts, (5, 2), strict=True)]
+    assert box.line(10).startswith(
+        "10 minutes: first compares weights none and weights a/encoder.safetensors; 5 epochs of about 54 s from "
+        "weights none; 2 epochs of about 107 s from weights a/encoder.safetensors, and"
+    )
+    own = Candidate(backbone="resnet50", weights="hub", size=64, pool="mean", method="expected_negative")
+    other = own.model_copy(update={"backbone": "resnet18", "weights": "a/encoder.safetensors"})
+    asked = within(resolved, box, (own, other))
+    assert [(c.weights, c.epochs) for c in asked.search] == [("hub", 5), ("a/encoder.safetensors", 2)]
+    assert (asked.weights, settled(asked, asked.search[1]).stages[-1].epochs) == ("hub", 2)
+    assert len(time_box(0.01, resolved, tables, SPEED, starts=starts).sizes) == 2
+
+
 def test_a_size_that_the_user_chose_is_not_searched(planned):
     assert planned(1000).resolved.search == ()
+
+
+def test_minutes_compare_the_starts_that_the_user_lists(planned, make_config, tables, monkeypatch, tmp_path):
+    encoder = create_encoder("test_resnet", weights="none", size=64, seed=1)
+    pre = encoder.preprocessing
+    info = EncoderInfo(backbone="test_resnet", size=64, mean=pre.mean, std=pre.std, method={"name": "moco"})
+    save_encoder(tmp_path / "encoder.safetensors", encoder, info)
+    planned(1000)  # the speed of the machine is known
+    config = timed(make_config, 5)
+    starts = ("preset", str(tmp_path))
+    config = config.model_copy(update={"search": config.search.model_copy(update={"starts": starts})})
+    resolved = make_plan(config, tables=tables, cpu=True).resolved
+    assert [(c.weights, c.epochs) for c in resolved.search] == [
+        ("none", 3),
+        (str(tmp_path / "encoder.safetensors"), 3),
+    ]
+    short = config.model_copy(update={"train": config.train.model_copy(update={"minutes": 1.0})})
+    plan = make_plan(short, tables=tables, cpu=True)
+    assert [c.epochs for c in plan.resolved.search] == [0, 0]
+    assert (plan.resolved.preset, plan.resolved.backbone, plan.resolved.weights) == ("cpu", "test_resnet", "none")
 
 
 def test_minutes_and_a_search_of_the_user_are_refused(make_config):

@@ -103,7 +103,11 @@ def train(
         ),
     ] = None,
     init: Annotated[
-        Path | None, typer.Option(help="Pretraining run (or its encoder file) whose backbone training starts from.")
+        list[str] | None,
+        typer.Option(
+            help="Pretraining run (or its encoder file) whose backbone training starts from. Given several times, all "
+            "are compared on validation first; --init preset names the weights of a run without --init."
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set override it.")
@@ -138,6 +142,7 @@ def train(
       fewtags train photos/ --set objective.scl_weight=1 --epochs 20
       fewtags train tags.csv --images photos/ --teacher scores.parquet --method em
       fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
+      fewtags train tags.csv --images photos/ --init preset --init runs/pretrained
       fewtags train photos/ --answers runs/first --out runs/second
       fewtags train photos/ --slurm --partition gpu --nodes 2 --gpus 4 --time 8:00:00
     """  # noqa: D301
@@ -161,6 +166,7 @@ def train(
         "train.batch_size": batch_size,
         "train.seed": seed,
         "model.weights": weights,
+        "search.starts": init if init and len(init) > 1 else None,
     }
     from fewtags.engine.runfolder import TRAINING, RunFolder, refuse_used_folder
     from fewtags.engine.tracking import check_tracker
@@ -170,7 +176,7 @@ def train(
         check_tracker(track)
     if is_main_process() and not (dry_run or continue_ or slurm.slurm):
         refuse_used_folder(out)
-    settings = read_settings(config, flags, set_ or [], init=init)
+    settings = read_settings(config, flags, set_ or [], init=_alone(init or []))
     from fewtags.engine.clock import Clock
     from fewtags.engine.planning import make_plan
     from fewtags.engine.tables import with_last_steps
@@ -227,6 +233,18 @@ def resume(
         return events
 
     follow(folder, begin, cpu, track)
+
+
+def _alone(init: list[str]) -> Path | None:
+    """Return the encoder that training starts from; None if there is none, or several are compared."""
+    from fewtags.config.search import PRESET_START
+
+    if init == [PRESET_START]:
+        raise ConfigError(
+            f"--init {PRESET_START} is where training starts anyway; give a pretraining run as well, which is then "
+            "compared with it, or leave it out."
+        )
+    return Path(init[0]) if len(init) == 1 else None
 
 
 def starts_elsewhere(folder: RunFolder, settings: BaseModel, slurm: SlurmOptions, context: typer.Context) -> bool:
@@ -292,10 +310,13 @@ def _checked_settings(
                     )
     from fewtags.engine.methods import settings_models
 
-    if init is not None:
+    starts = () if sections is None else sections.search.starts
+    if init is not None or starts:
         parse(tree, settings_models(), where)
-        from fewtags.engine.encoder_file import initial_weights
+        from fewtags.engine.encoder_file import compared_encoders, initial_weights
 
+        compared_encoders(starts, None if sections is None else sections.model.backbone)  # refuses what is no encoder
+    if init is not None:
         given = {key: value for key, value in initial_weights(init, flags["model.weights"]).items() if value}
         tree = apply_overrides(apply_overrides(tree, given), assignments)
     return parse(tree, settings_models(), where)

@@ -368,8 +368,7 @@ def _with_answer_weights(stages: tuple[StageConfig, ...], facts: Facts, select: 
     last = stages[-1]
     if not (last.solved and facts.answers and facts.open_answer_weight) or last.warmup or select == "last":
         return stages
-    last = last.model_copy(update={"answer_weights": ANSWER_WEIGHTS})
-    return (*stages[:-1], last.model_copy(update={"epochs": last.solutions}))
+    return (*stages[:-1], last.with_answer_weights(ANSWER_WEIGHTS))
 
 
 ANSWER_WEIGHTS = (4.0, 1.0, 16.0)

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
+from pathlib import PurePath
+from types import MappingProxyType
 
 from fewtags.config.presets import ON_CPU, PRESETS, SOLVED, Candidate, Facts, Resolved, rescaled
 from fewtags.config.sections import NO_FILES, Config
 from fewtags.errors import ConfigError
 from fewtags.text import named
 
+PRESET_START = "preset"
+"""Word of `search.starts` for the weights of a run that starts from no encoder."""
 SIZES = (288, 352, 416)
 """Input sides that `train.minutes` compares, the first ones that fit (docs/LOG.md)."""
 
 
-def candidates(config: Config, resolved: Resolved, facts: Facts) -> tuple[Candidate, ...]:
+def candidates(
+    config: Config,
+    resolved: Resolved,
+    facts: Facts,
+    encoders: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> tuple[Candidate, ...]:
     """Return the combinations that the section `search` asks for; none if it asks for nothing.
 
-    The first value of each list comes first, and a list that is empty has the value of the run.
+    The first value of each list comes first, and a list that is empty has the value of the run. `encoders` has the
+    backbone and the weights of each encoder of `search.starts`.
 
     Raises:
         ConfigError: a setting is given here and in its own section; a value is there twice; the run has several
             processes.
     """
     search = config.search
-    given = {"sizes": search.sizes, "methods": search.methods, "pools": search.pools, "backbones": search.backbones}
+    given = {
+        "sizes": search.sizes,
+        "methods": search.methods,
+        "pools": search.pools,
+        "backbones": search.backbones,
+        "starts": search.starts,
+    }
     if not any(given.values()):
         return ()
-    if config.train.minutes is not None:
+    if config.train.minutes is not None and any(values for name, values in given.items() if name != "starts"):
         raise ConfigError(
             f"{named('train.minutes')} chooses what is tried first, and search gives it; leave one of them out."
         )
@@ -36,39 +52,43 @@ def candidates(config: Config, resolved: Resolved, facts: Facts) -> tuple[Candid
         "methods": ("objective.name", config.objective.name),
         "pools": ("model.pool", config.model.pool if "pool" in config.model.model_fields_set else None),
         "backbones": ("model.backbone", config.model.backbone),
+        "starts": ("model.weights", None if PRESET_START in search.starts else config.model.weights),
     }
-    own = config.model
-    several = len(search.backbones) > 1 or (search.backbones and own.backbone is not None)
-    if several and own.weights not in (None, *NO_FILES):
-        of = "" if own.backbone is None else f", {own.backbone}"
+    if search.starts and search.backbones:
         raise ConfigError(
-            f"search.backbones tries several values, and the weights {own.weights} are those of one{of}; leave one of "
-            "them out."
+            f"search.backbones and {named('search.starts')} both choose the backbone; leave one of them out."
+        )
+    model = config.model
+    several = len(search.backbones) > 1 or (search.backbones and model.backbone is not None)
+    if several and model.weights not in (None, *NO_FILES):
+        of = "" if model.backbone is None else f", {model.backbone}"
+        raise ConfigError(
+            f"search.backbones tries several values, and the weights {model.weights} are those of one{of}; leave one "
+            "of them out."
         )
     for name, values in given.items():
         key, fixing = fixed[name]
         if values and fixing is not None:
             raise ConfigError(
-                f"search.{name} tries several values, and {named(key, fixing)} fixes one; leave one of them out."
+                f"{named(f'search.{name}')} tries several values, and {named(key, fixing)} fixes one; leave one of "
+                "them out."
             )
-        if len(set(values)) < len(values):
-            twice = next(value for value in values if values.count(value) > 1)
-            raise ConfigError(f"search.{name} has {twice} twice; leave it out once.")
+        same = [encoders.get(str(value), value) for value in values]
+        if len(set(same)) < len(same):
+            twice = next(value for value, one in zip(values, same, strict=True) if same.count(one) > 1)
+            raise ConfigError(f"{named(f'search.{name}')} has {twice} twice; leave it out once.")
     if facts.processes > 1:
         raise ConfigError(
             f"search tries settings in one process, and there are {facts.processes}; start one process, or leave "
             "search out."
         )
+    own = (resolved.backbone, resolved.weights)
+    starts = [own if start == PRESET_START else encoders[start] for start in search.starts]
+    starts = starts or [(b, _weights(config, resolved, facts, b)) for b in search.backbones or (resolved.backbone,)]
     return tuple(
-        Candidate(
-            backbone=backbone,
-            weights=_weights(config, resolved, facts, backbone),
-            size=size,
-            pool=pool,
-            method=method,
-        )
-        for backbone, size, pool, method in product(
-            search.backbones or (resolved.backbone,),
+        Candidate(backbone=backbone, weights=weights, size=size, pool=pool, method=method)
+        for (backbone, weights), size, pool, method in product(
+            starts,
             search.sizes or (resolved.size,),
             search.pools or (resolved.pool,),
             search.methods or (resolved.method,),
@@ -123,11 +143,23 @@ def described(candidate: Candidate, others: tuple[Candidate, ...]) -> str:
 
 
 def _parts(candidate: Candidate, others: tuple[Candidate, ...]) -> Iterator[str]:
+    files = any(other.weights not in NO_FILES for other in others)
     for name, text in (
         ("backbone", candidate.backbone),
+        *([("weights", f"weights {_short(candidate.weights, others)}")] if files else []),
         ("size", f"{candidate.size} px"),
         ("pool", f"pool {candidate.pool}"),
         ("method", candidate.method),
     ):
         if len({getattr(other, name) for other in others}) > 1:
             yield text
+
+
+def _short(weights: str, others: tuple[Candidate, ...]) -> str:
+    """Return the last parts of the path of weights, which do not depend on the working directory, if they suffice."""
+
+    def end(path: str) -> str:
+        return "/".join(PurePath(path).parts[-2:])
+
+    every = {other.weights for other in others}
+    return end(weights) if len({end(path) for path in every}) == len(every) else weights

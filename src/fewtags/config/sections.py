@@ -210,6 +210,12 @@ class StageConfig(Settings):
         """How many heads a stage with `logit_variances` solves."""
         return solutions(len(self.logit_variances), len(self.answer_weights))
 
+    def with_answer_weights(self, weights: tuple[float, ...]) -> Self:
+        """Return a stage that solves the head with other weights of answers, and its epochs with them."""
+        return self.model_copy(
+            update={"answer_weights": weights, "epochs": solutions(len(self.logit_variances), len(weights))}
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _epochs_of_a_solution(cls, given: Any) -> Any:
@@ -319,6 +325,11 @@ class SearchConfig(Settings):
     )
     pools: Annotated[tuple[MapPool, ...], Split] = Field((), description="from maps to image logits, see model.pool")
     backbones: Annotated[tuple[str, ...], Split] = Field((), description="timm models; weights as for model.backbone")
+    starts: Annotated[tuple[str, ...], Split] = Field(
+        (),
+        description="pretraining runs or their encoder files, and preset: the weights of a run without them; also with "
+        "minutes (several --init are the short form)",
+    )
 
 
 class ObjectiveConfig(Settings):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from fewtags.config.search import PRESET_START
 from fewtags.engine.model import load_model
 from fewtags.engine.places import WORDS, refuse_missing_encoder
 from fewtags.engine.runfolder import ENCODER_FILE, MODEL_FILE, PRETRAINING, RunFolder
@@ -111,6 +113,17 @@ def initial_weights(init: Path | str | None, weights: str | None, backbone: str 
     if backbone not in (None, info.backbone):
         raise ConfigError(f"init {init} is a {info.backbone}, not a {backbone}; leave the backbone out.")
     return {"model.weights": str(path), "model.backbone": info.backbone}
+
+
+def compared_encoders(places: Sequence[str], backbone: str | None = None) -> dict[str, tuple[str, str]]:
+    """Return the backbone and the weights of each encoder of `search.starts`; `backbone` is the user's setting.
+
+    Raises:
+        ConfigError: an encoder has another backbone.
+        CheckpointError: a place has no encoder.
+    """
+    found = {place: initial_weights(place, None, backbone) for place in places if place != PRESET_START}
+    return {place: (str(own["model.backbone"]), str(own["model.weights"])) for place, own in found.items()}
 
 
 def load_encoder(place: Path | str) -> tuple[Encoder, EncoderInfo]:

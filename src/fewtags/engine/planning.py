@@ -18,9 +18,11 @@ from fewtags.engine.plan import RunPlan, derive
 from fewtags.engine.preset_facts import preset_facts, resolve_settings
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import match_scores, refuse_teacher
-from fewtags.engine.time_box import measure_speed, refuse_too_short, time_box, within
+from fewtags.engine.time_box import Speed, measure_speed, refuse_too_short, time_box, within
 from fewtags.errors import ConfigError
 from fewtags.formats.scores import ScoreTable, read_scores
+from fewtags.nets.backbones import create_net
+from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.scan import Tick
 from fewtags.table.merge import match_images
 from fewtags.table.table import LabelTable
@@ -71,17 +73,19 @@ def make_plan(
         _refuse_candidates(plan, out, cpu)
         return plan
     speed = measure_speed(plan.net, plan.resolved, cleaned.train, cpu=cpu)
-    about = preset_facts(config, cleaned.train, cpu)
-    sizes = _sizes_to_compare(config, about, plan.resolved)
+    about, tried = preset_facts(config, cleaned.train, cpu), plan.resolved.search
+    sizes, starts = _sizes_to_compare(config, about, plan.resolved), _speeds_of_starts(plan, speed, cpu)
     spent = time.perf_counter() - began
-    box = time_box(config.train.minutes, plan.resolved, cleaned, speed, spent, sizes, maps=about.needs_maps)
+    box = time_box(
+        config.train.minutes, plan.resolved, cleaned, speed, spent, sizes, maps=about.needs_maps, starts=starts
+    )
     if config.train.preset is not None:  # a preset that was named is not replaced
         refuse_too_short(config.train.minutes, config.train.preset, box)
     resolved = plan.resolved
     if not box.epochs:
         head_alone = config.train.model_copy(update={"minutes": None, "preset": SOLVED})
         resolved = resolve(config.model_copy(update={"train": head_alone}), preset_facts(config, cleaned.train, cpu))
-    plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=within(resolved, box), teacher=teacher)
+    plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=within(resolved, box, tried), teacher=teacher)
     _refuse_candidates(plan, out, cpu)
     return replace(plan, notes=(box.line(config.train.minutes), *plan.notes))
 
@@ -93,6 +97,20 @@ def _sizes_to_compare(config: Config, facts: Facts, resolved: Resolved) -> tuple
     if facts.device != "cpu" or any(value is not None for value in chosen) or resolved.search:
         return ()
     return tuple(size for size in SIZES if not why_unsolvable(facts, size))
+
+
+def _speeds_of_starts(plan: RunPlan, speed: Speed, cpu: bool) -> dict[str, Speed]:
+    """Return the speeds of the starts that the run compares, by their descriptions; `speed` is that of the first."""
+    tried, train = plan.resolved.search, plan.tables.train
+    if not tried:
+        return {}
+    others = [settled_on(plan.resolved, candidate) for candidate in tried[1:]]
+    speeds = [measure_speed(_net(plan, resolved), resolved, train, cpu=cpu) for resolved in others]
+    return {described(candidate, tried): found for candidate, found in zip(tried, [speed, *speeds], strict=True)}
+
+
+def _net(plan: RunPlan, resolved: Resolved) -> SpatialNet:
+    return create_net(resolved.backbone, len(plan.tables.train.classes), weights=resolved.weights, size=resolved.size)
 
 
 def _refuse_unsolvable(config: Config, resolved: Resolved, train: LabelTable, cpu: bool) -> None:
@@ -107,11 +125,14 @@ def _refuse_unsolvable(config: Config, resolved: Resolved, train: LabelTable, cp
 
 def _refuse_candidates(plan: RunPlan, out: Path | None, cpu: bool) -> None:
     """Raise ConfigError now if a candidate of the search cannot be tried, or not be trained if it is the best."""
+    derived = [plan.resolved.model_copy(update={"search": ()})]  # what has been derived, with a net each
     for candidate in plan.resolved.search:
         best = settings_of_best(plan, candidate, cpu)
         check_selection(best.select, best.stages[-1])
         for settings in (trial(plan.resolved, candidate), best):
-            derive(plan.config, plan.tables, None, out=out, cpu=cpu, resolved=settings, teacher=plan.teacher)
+            if settings not in derived:
+                derive(plan.config, plan.tables, None, out=out, cpu=cpu, resolved=settings, teacher=plan.teacher)
+                derived.append(settings)
 
 
 def settings_of_best(plan: RunPlan, candidate: Candidate, cpu: bool) -> Resolved:
@@ -134,6 +155,4 @@ def settings_of_best(plan: RunPlan, candidate: Candidate, cpu: bool) -> Resolved
             f"stage {last.name!r} has answer_weights, but {candidate.method}, which search tries, does not weigh "
             "answers; leave them out, or leave the method out of search.methods."
         )
-    last = last.model_copy(update={"answer_weights": ()})
-    last = last.model_copy(update={"epochs": last.solutions})
-    return best.model_copy(update={"stages": (*best.stages[:-1], last)})
+    return best.model_copy(update={"stages": (*best.stages[:-1], last.with_answer_weights(()))})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fewtags.config.presets import Facts, Resolved, resolve
 from fewtags.config.search import candidates, starting
 from fewtags.config.sections import Config
+from fewtags.engine.encoder_file import compared_encoders
 from fewtags.engine.machine import facts
 from fewtags.engine.methods import derive_objective, settled
 from fewtags.objectives.base import RunFacts
@@ -16,7 +17,8 @@ from fewtags.table.table import LabelTable
 def resolve_settings(config: Config, found: Facts) -> Resolved:
     """Derive what the user left open; with a search, the settings are those of its first candidate."""
     resolved = resolve(config, found)
-    return starting(resolved, candidates(config, resolved, found))
+    encoders = compared_encoders(config.search.starts, config.model.backbone)
+    return starting(resolved, candidates(config, resolved, found, encoders))
 
 
 def preset_facts(config: Config, train: LabelTable, cpu: bool, method_name: str = DEFAULT_METHOD) -> Facts:

@@ -30,7 +30,7 @@ from fewtags.engine.planned_fit import make_fit
 from fewtags.engine.planning import settings_of_best
 from fewtags.engine.run_photos import RunPhotos, as_spatial
 from fewtags.engine.runfolder import SEARCH_FILE
-from fewtags.errors import FewtagsError
+from fewtags.errors import CheckpointError, FewtagsError
 from fewtags.files import write_text
 from fewtags.metrics.intervals import difference_interval
 from fewtags.photos.scan import Tick
@@ -49,6 +49,7 @@ class Trial(BaseModel):
         value: of the metric in 0..1 with the best strength of regularisation; None if it is not known.
         logit_variance: that strength.
         seconds: wall-clock time, with the features.
+        weights: sha256 of the initial weights, see `Origin`; "" in records of older versions.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,6 +59,7 @@ class Trial(BaseModel):
     value: float | None
     logit_variance: float
     seconds: float
+    weights: str = ""
 
 
 @final
@@ -114,6 +116,7 @@ class Search:
         why = self._why(chosen)
         self.record = self.record.model_copy(update={"chosen": chosen, "why": why})
         self.plan = self._derive(settings_of_best(self.begun, self.candidates[chosen], self.cpu))
+        self._refuse_other_weights(self.record.trials[chosen])
         yield Noted(f"search: {why}", warning=False)
 
     def notes(self, begun: Sequence[str]) -> tuple[str, ...]:
@@ -183,8 +186,17 @@ class Search:
             value=fit.state.best_value,
             logit_variance=float(history[at]["logit_variance"]),
             seconds=round(time.perf_counter() - began, 2),
+            weights=_fingerprint(plan),
         )
         return found, shown
+
+    def _refuse_other_weights(self, tried: Trial) -> None:
+        """Raise CheckpointError if the best does not start from the weights that its trial had, before a resume."""
+        if tried.weights not in ("", _fingerprint(self.plan)):
+            raise CheckpointError(
+                f"the initial weights {self.plan.resolved.weights} are not those that {self.out} tried; restore them, "
+                f"or {CURE}."
+            )
 
     def _counted(self, number: int) -> Tick | None:
         """Return the tick of a trial, which counts the photos of all trials that are left."""
@@ -238,6 +250,10 @@ class Search:
                     )
                 scores.append(found.astype(np.float64))
         return difference_interval(scores[0], scores[1], labels)
+
+
+def _fingerprint(plan: RunPlan) -> str:
+    return "" if plan.net.origin is None else plan.net.origin.fingerprint
 
 
 def best_of(trials: tuple[Trial, ...]) -> int:

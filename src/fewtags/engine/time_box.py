@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from types import MappingProxyType
 from typing import final
 
 import torch
 
 from fewtags.config.presets import MOST_CELLS, SOLVED, Candidate, Resolved, rescaled
+from fewtags.config.search import starting
 from fewtags.engine.autocast import Autocast
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import make_policy
@@ -38,6 +40,10 @@ class Speed:
     decoding: float
     forward: float
     step: float
+
+    def at(self, scale: float) -> Speed:
+        """Return the speed on photos whose side is `scale` times as long: the net's time grows with the pixels."""
+        return replace(self, forward=self.forward * scale**2, step=self.step * scale**2)
 
 
 def measure_speed(net: SpatialNet, resolved: Resolved, train: LabelTable, *, cpu: bool = False) -> Speed:
@@ -87,12 +93,31 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
 
 @final
 @dataclass(frozen=True)
+class _Option:
+    """Something that can be compared: photos of `size` px through a net with this `speed` at that size."""
+
+    size: int
+    speed: Speed
+    start: str = ""
+
+
+@final
+@dataclass(frozen=True)
 class Fitting:
-    """What fits after the search if its candidate of this input size is the best: `epochs` of `epoch` seconds each."""
+    """What fits after the search if its candidate of this input size is the best: `epochs` of `epoch` seconds each.
+
+    `start` describes the start of the candidate; "" if starts are not compared.
+    """
 
     size: int
     epochs: int
     epoch: float
+    start: str = ""
+
+    @property
+    def what(self) -> str:
+        """What distinguishes it, after a number of epochs."""
+        return f"from {self.start}" if self.start else f"at {self.size} px"
 
 
 @final
@@ -101,8 +126,8 @@ class TimeBox:
     """What fits into a number of minutes.
 
     Attributes:
-        sizes: the input sides that are compared first, or the one of the run; fewer than `LEAST_EPOCHS` epochs in steps
-            are none.
+        sizes: the input sides that are compared first, or the starts, or the size of the run alone; fewer than
+            `LEAST_EPOCHS` epochs in steps are none.
         rest: estimated seconds of everything but the epochs, with the comparison.
     """
 
@@ -124,8 +149,9 @@ class TimeBox:
         limit = f"{minutes:g} minute" + ("" if minutes == 1 else "s")
         compared = ""
         if len(self.sizes) > 1:
-            *most, last = (str(fitting.size) for fitting in self.sizes)
-            compared = f"first compares photos of {', '.join(most)} and {last} px; "
+            *most, last = (fitting.start or str(fitting.size) for fitting in self.sizes)
+            listed = f"{', '.join(most)} and {last}"
+            compared = f"first compares {listed if self.first.start else f'photos of {listed} px'}; "
         if not self.epochs:
             return (
                 f"{limit}: {compared}too short for fine-tuning, since an epoch takes about {self.first.epoch:.0f} s "
@@ -133,7 +159,7 @@ class TimeBox:
             )
         epochs = "; ".join(
             f"{counted(fitting.epochs, 'epoch')} of about {fitting.epoch:.0f} s"
-            + (f" at {fitting.size} px" if compared else "")
+            + (f" {fitting.what}" if compared else "")
             for fitting in self.sizes
         )
         whole = (self.rest + max(fitting.epochs * fitting.epoch for fitting in self.sizes)) / 60
@@ -152,6 +178,7 @@ def time_box(
     sizes: Sequence[int] = (),
     *,
     maps: bool = False,
+    starts: Mapping[str, Speed] = MappingProxyType({}),
 ) -> TimeBox:
     """Choose the input sides to compare, and for each the number of epochs in steps: at most that of the preset.
 
@@ -163,6 +190,8 @@ def time_box(
         spent: seconds that reading and checking took.
         sizes: sides that may be compared, the first ones that fit; the first one is that of the run.
         maps: whether the head is solved on the cells of the maps, as places need it.
+        starts: speeds of the starts that are compared, by their descriptions; then `sizes` are not. They are compared
+            even if that takes longer than `minutes`.
     """
     train, val = len(tables.train), len(tables.val)
     everything = sum(len(table) for table in tables.splits().values())
@@ -170,31 +199,34 @@ def time_box(
     most = sum(stage.epochs for stage in resolved.stages if not stage.solved)
     planned = 60 * minutes * RESERVE
 
-    def seconds(photos: int, each: float, size: int) -> float:
-        # Worker processes decode while the net computes. The time of the net grows with the number of pixels.
-        decoding, each = speed.decoding / workers, each * (size / resolved.size) ** 2
+    options = [_Option(size, speed.at(size / resolved.size)) for size in sizes or (resolved.size,)]
+    if starts:
+        options = [_Option(resolved.size, found, start) for start, found in starts.items()]
+
+    def seconds(photos: int, each: float) -> float:
+        # Worker processes decode while the net computes.
+        decoding = speed.decoding / workers
         return photos * (max(each, decoding) if resolved.workers else each + decoding)
 
-    def rest(compared: Sequence[int]) -> float:
+    def rest(compared: Sequence[_Option]) -> float:
         # One pass for the head that is solved or for logistic regression, and one at the end over the other splits.
-        # Features of the test photos are computed for the best size only, at worst the largest.
-        largest = max(compared)
-        solving = sum(solving_seconds(train, len(tables.train.classes), size if maps else 0) for size in compared)
-        passes = sum(seconds(train + val, speed.forward, size) for size in compared)
+        # Features of the test photos are computed for the best only, at worst the slowest.
+        slowest = max(option.speed.forward for option in compared)
+        solving = sum(solving_seconds(train, len(tables.train.classes), o.size if maps else 0) for o in compared)
+        passes = sum(seconds(train + val, option.speed.forward) for option in compared)
         others = everything - train - val
-        return spent + passes + solving + seconds(others + everything - train, speed.forward, largest)
+        return spent + passes + solving + seconds(others + everything - train, slowest)
 
-    compared = tuple(sizes) or (resolved.size,)
-    while len(compared) > 1 and rest(compared) > planned:
-        compared = compared[:-1]
-    fixed = rest(compared)
+    while len(options) > 1 and not starts and rest(options) > planned:
+        options = options[:-1]
+    fixed = rest(options)
 
-    def fitting(size: int) -> Fitting:
-        epoch = seconds(train, speed.step, size) + seconds(val, speed.forward, size)
+    def fitting(option: _Option) -> Fitting:
+        epoch = seconds(train, option.speed.step) + seconds(val, option.speed.forward)
         epochs = min(most, int((planned - fixed) / epoch))
-        return Fitting(size, epochs if epochs >= LEAST_EPOCHS else 0, epoch)
+        return Fitting(option.size, epochs if epochs >= LEAST_EPOCHS else 0, epoch, option.start)
 
-    return TimeBox(tuple(map(fitting, compared)), fixed)
+    return TimeBox(tuple(map(fitting, options)), fixed)
 
 
 def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
@@ -207,10 +239,13 @@ def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
         )
 
 
-def within(resolved: Resolved, box: TimeBox) -> Resolved:
-    """Return the settings with the epochs of a time box, and with its sizes to compare if there are several."""
+def within(resolved: Resolved, box: TimeBox, starts: Sequence[Candidate] = ()) -> Resolved:
+    """Return the settings with the epochs of a time box, and with what it compares: its sizes, or the `starts`."""
     if box.epochs:
         resolved = resolved.model_copy(update={"stages": rescaled(resolved.stages, box.epochs, None)})
+    if starts:
+        timed = zip(starts, box.sizes, strict=True)
+        return starting(resolved, tuple(one.model_copy(update={"epochs": found.epochs}) for one, found in timed))
     if len(box.sizes) == 1:
         return resolved
     own = {name: getattr(resolved, name) for name in ("backbone", "weights", "pool", "method")}

@@ -201,8 +201,13 @@ def test_a_pilot_starts_from_an_encoder(
     made = run("pretrain", folder, "--out", tmp_path / "pre", "--weights", "none", *pre)
     assert made.exit_code == 0, (made.stderr, made.exception)
     words = ("--budget", "300s", "--photos", 500, "--run-pilot", "--out", tmp_path / "p", "--types", "i")
+    starts, whole = [], piloting.TrainRun
+    monkeypatch.setattr(
+        piloting, "TrainRun", lambda plan, *a, **k: starts.append(plan.net.origin.weights) or whole(plan, *a, **k)
+    )
     result = run("plan", scenes, *words, "--init", tmp_path / "pre", *TINY[4:])
     assert result.exit_code == 0, (result.stderr, result.exception)
+    assert starts == [str(tmp_path / "pre" / "encoder.safetensors")]
     model = json.loads((tmp_path / "p" / "pilot.json").read_text())["settings"]["I"]["model"]
     assert (model["backbone"], model["weights"]) == ("test_resnet", str(tmp_path / "pre" / "encoder.safetensors"))
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from typer.testing import Result
 
 from fewtags.config.parse import load_toml
-from fewtags.engine.events import StepEnded
+from fewtags.engine.events import Event, StepEnded
 from fewtags.engine.pretrain_run import PretrainRun
+from fewtags.engine.start_worth import PretrainingWorth, StartWorth
 
 Run = Callable[..., Result]
 TINY = (
@@ -22,6 +23,19 @@ TINY = (
     *("--set", "train.epochs=2", "--set", "train.batch_size=4", "--set", "objective.queue_size=8"),
     *("--method", "mls", "--set", "objective.k=2", "--set", "objective.projection_dim=8"),
 )
+
+
+def stopping_at(step: int) -> Callable[[PretrainRun], Iterator[Event]]:
+    """A start of a run that the user interrupts after so many steps."""
+    start = PretrainRun.start
+
+    def stopping(self: PretrainRun) -> Iterator[Event]:
+        for event in start(self):
+            yield event
+            if isinstance(event, StepEnded) and event.global_step == step:
+                raise KeyboardInterrupt
+
+    return stopping
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +76,9 @@ def test_dry_run_writes_nothing(run: Run, photos: Path, tmp_path: Path) -> None:
 def test_an_interrupted_run_resumes_by_the_same_command_as_others(
     run: Run, photos: Path, pretrained: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = PretrainRun.start
-
-    def stopping(self: PretrainRun):
-        for event in start(self):
-            yield event
-            if isinstance(event, StepEnded) and event.global_step == 4:
-                raise KeyboardInterrupt
-
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(PretrainRun, "start", stopping)
+        patch.setattr(PretrainRun, "start", stopping_at(4))
         stopped = run("pretrain", photos, "--out", out, *TINY)
     assert stopped.exit_code == 130
     assert f"interrupted; `fewtags resume {out}` continues from the last checkpoint." in stopped.stderr
@@ -101,14 +107,17 @@ def test_training_starts_from_the_pretrained_backbone(
     assert result.exit_code == 0, result.stderr
     assert f"net: test_resnet, weights {out / 'encoder.safetensors'}" in result.stderr
     worth = re.search(
-        r"\ninit: (\d+) % of the 10 nearest photos share a class before training, random weights (\d+) %, by chance "
-        r"(\d+) % \((\d+) val photos\)\n",
+        r"\ninit: (\d+) % of the 10 nearest photos share a class before training, the weights of the preset "
+        r"\(tf_efficientnet_lite0, offline\) (\d+) %, by chance (\d+) % \((\d+) val photos\)(.*)\n",
         result.stderr,
     )
     found = json.loads((tmp_path / "run" / "init.json").read_text("utf-8"))
     shares = [found["init"], found["other"], found["chance"]]
     assert worth is not None
-    assert [int(word) for word in worth.groups()] == [*(round(100 * share) for share in shares), found["photos"]]
+    *numbers, better = worth.groups()
+    assert [int(word) for word in numbers] == [*(round(100 * share) for share in shares), found["photos"]]
+    own = ", so the weights of the preset look better; with --init preset --init RUN, validation chooses"
+    assert better == (own if found["init"] < found["other"] else "")
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert worth.group(0).strip().removeprefix("init: ") in page
     before, after = load_file(out / "encoder.safetensors"), load_file(tmp_path / "run" / "model.safetensors")
@@ -118,6 +127,69 @@ def test_training_starts_from_the_pretrained_backbone(
     assert "are both initial weights; give one of them." in both.stderr
     nothing = run("train", dataset / "train.parquet", "--init", tmp_path / "nothing")
     assert "does not exist; give the folder of a pretraining run" in nothing.stderr
+
+
+def test_several_starts_are_compared(run: Run, dataset: Path, pretrained: tuple[Path, Result], tmp_path: Path) -> None:
+    """`--init` twice is the short form of search.starts; alone, `preset` says nothing."""
+    words = ("train", dataset / "train.parquet", "--val", dataset / "val.parquet", "--cpu", "--weights", "none")
+    words = (*words, "--set", "model.backbone=test_resnet", "--set", "augment.size=32", "--set", "train.workers=0")
+    result = run(*words, "--init", "preset", "--init", pretrained[0], "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    assert "\nsearch: weights none: val mAP " in result.stderr
+    assert "\nsearch: weights pretrained/encoder.safetensors: val mAP " in result.stderr
+    assert " is trained (+" in result.stderr
+    alone = run(*words, "--init", "preset", "--out", tmp_path / "alone")
+    assert alone.stderr.endswith("where training starts anyway; give a pretraining run as well, which is then compared "
+                                 "with it, or leave it out.\n"), alone.stderr  # fmt: skip
+    nothing = run(*words, "--init", "preset", "--init", tmp_path / "nothing")
+    assert "nothing does not exist; give the folder of a pretraining run" in nothing.stderr
+    unused = run(*words, "--init", pretrained[0], "--init", tmp_path / "nothing")
+    assert unused.exit_code == 1
+
+
+def test_a_run_with_labels_says_what_the_encoder_is_worth(
+    run: Run, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says the same if it was interrupted."""
+    out = tmp_path / "pre"
+    result = run("pretrain", dataset / "val.parquet", "--out", out, *TINY)
+    assert result.exit_code == 0, result.stderr
+    worth = re.search(
+        r"\n(worth: (\d+) % of the 10 nearest photos share a class before pretraining, (\d+) % after it, by chance "
+        r"(\d+) % \((\d+) photos\).*)\n",
+        result.stderr,
+    )
+    assert worth is not None, result.stderr
+    found = json.loads((out / "worth.json").read_text("utf-8"))
+    shares = [found["before"], found["after"], found["chance"]]
+    assert [int(word) for word in worth.groups()[1:]] == [*(round(100 * share) for share in shares), found["photos"]]
+    assert worth.group(1).removeprefix("worth: ") in (out / "report.html").read_text("utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainRun, "start", stopping_at(4))
+        assert run("pretrain", dataset / "val.parquet", "--out", tmp_path / "stopped", *TINY).exit_code == 130
+    assert run("resume", tmp_path / "stopped", "--cpu").exit_code == 0
+    assert json.loads((tmp_path / "stopped" / "worth.json").read_text("utf-8")) == found
+
+
+@pytest.mark.parametrize(
+    ("init", "other_name", "end"),
+    [
+        (0.5, "net, offline", "the weights of the preset (net, offline) 40 %, by chance 20 % (200 train photos)"),
+        (
+            0.3,
+            "net, offline",
+            "so the weights of the preset look better; with --init preset --init RUN, validation chooses",
+        ),
+        (0.3, "none", "random weights 40 %, by chance 20 % (200 train photos)"),
+        (0.3, "offline", "offline weights 40 %, by chance 20 % (200 train photos)"),
+    ],
+)
+def test_the_run_says_which_start_looks_better(init: float, other_name: str, end: str) -> None:
+    """Random weights, and names of older versions, are only reported."""
+    shares = {"init": init, "other": 0.4, "other_name": other_name, "chance": 0.2}
+    assert str(StartWorth(photos=200, split="train", **shares)).endswith(end)
+    worth = PretrainingWorth(photos=200, before=0.4, after=init, chance=0.2)
+    assert str(worth).endswith("(200 photos)" if init > 0.4 else "(200 photos), so it did not help by this measure")
 
 
 def test_a_backbone_is_exported(run: Run, pretrained: tuple[Path, Result], tmp_path: Path) -> None:

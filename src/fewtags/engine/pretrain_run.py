@@ -16,6 +16,7 @@ from torch import nn
 from fewtags.check.check import write_excluded
 from fewtags.config.changes import changed_setting, settings_tree
 from fewtags.config.pretrain import PretrainConfig, PretrainResolved
+from fewtags.engine.autocast import repeatable
 from fewtags.engine.checkpoint import write_array
 from fewtags.engine.collapse import Watch
 from fewtags.engine.distributed import make_accelerator
@@ -27,12 +28,14 @@ from fewtags.engine.methods import changed_source, method_source, read_pretrain_
 from fewtags.engine.plan import make_problem
 from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, no_labels
 from fewtags.engine.runfolder import PRETRAINING, RunFolder
+from fewtags.engine.start_worth import PHOTOS, PretrainingWorth, sample, shared_classes, write_worth
 from fewtags.errors import ConfigError, TrainingError
+from fewtags.metrics.neighbours import NeighbourReport
 from fewtags.nets.encoder import Encoder
-from fewtags.photos.augment import ResizedCrop
+from fewtags.photos.augment import ResizedCrop, WholeImage
 from fewtags.photos.augment_moco import AugPlus
-from fewtags.photos.dataset import PhotoFolder, TrainSet
-from fewtags.photos.loader import Collate, EpochSampler, TrainLoader
+from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.photos.workers import Workers
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
@@ -75,6 +78,7 @@ class PretrainRun:
         prepare_process()
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
         encoder = plan.encoder.to(device)
+        before = self._shared_classes()  # with the initial weights, also when the run is resumed
         if r.sync_batchnorm and self.accelerator.num_processes > 1:
             converted: Any = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.backbone)
             encoder.backbone = converted
@@ -90,9 +94,13 @@ class PretrainRun:
             self.accelerator.wait_for_everyone()
         hinted = r.objective["name"] not in ("mls", "nnclr")  # methods that learn from neighbours
         for event in fit.run(resume):
+            worth = None
             if isinstance(event, Ended):
+                worth = self._worth(before)
                 self._finish(encoder, fit, event)
             yield event
+            if worth is not None:
+                yield Noted(str(worth), warning=False)
             if isinstance(event, EpochEnded) and (problem_text := self.watch.look(fit.state.history)):
                 if r.collapse == "stop":
                     settings = self.out / self.folder.kind.settings
@@ -103,6 +111,30 @@ class PretrainRun:
             if isinstance(event, EpochEnded) and not hinted and (hint := purity_hint(event.record)):
                 hinted = True
                 yield Noted(hint)
+
+    def _shared_classes(self) -> NeighbourReport | None:
+        """Measure the encoder on photos with labels; None without them, and on other processes than the main one."""
+        plan, device = self.plan, self.accelerator.device
+        table = sample(plan.photos, plan.resolved.seed) if len(plan.photos.classes) else None
+        if table is None or not self.accelerator.is_main_process:
+            return None
+        pre = plan.encoder.preprocessing
+        photos = EvalSet(PhotoFolder(table.require_root(), table.images), table.matrix, WholeImage(plan.resolved.size))
+        workers = Workers(plan.resolved.workers, pin_memory=device.type == "cuda")
+        loader = EvalLoader(photos, 16, Collate(pre.mean, pre.std), workers, device=device)
+        with repeatable(device):
+            found = shared_classes(plan.encoder, table, loader, device)
+        return found if found.images else None
+
+    def _worth(self, before: NeighbourReport | None) -> PretrainingWorth | None:
+        """Measure the trained encoder as before training, and write both into the run folder."""
+        after = None if before is None else self._shared_classes()
+        if before is None or after is None:
+            return None
+        photos = min(PHOTOS, len(self.plan.photos))
+        worth = PretrainingWorth(photos=photos, before=before.precision, after=after.precision, chance=before.chance)
+        write_worth(self.out, worth)
+        return worth
 
     def _source(self) -> TrainLoader:
         plan, r = self.plan, self.plan.resolved

@@ -22,7 +22,7 @@ from fewtags.engine.checkpoint import BAD_ARRAY, write_array
 from fewtags.engine.solve import ChannelStatistics, channel_statistics
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import Batch, LabelMatrix, Locations, SecondView
-from fewtags.nets.spatial import SpatialNet
+from fewtags.nets.spatial import SpatialNet, Trunk
 from fewtags.photos.loader import EpochSampler, EvalLoader, TrainLoader, make_places
 from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
@@ -281,7 +281,15 @@ def head_inputs(
     return torch.cat(pieces) if pieces else torch.zeros(0, net.head.features_dim, 1, 1)
 
 
-def _through_trunk(net: SpatialNet, loader: EvalLoader, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
+def pooled_features(net: Trunk, loader: EvalLoader, device: torch.device) -> Tensor:
+    """Compute the mean features [n, d] of this process's photos; the net keeps its mode, training or eval."""
+    training = net.training
+    pieces = [features.float().mean((2, 3)).cpu() for _, features in _through_trunk(net, loader, device)]
+    net.train(training)
+    return torch.cat(pieces)
+
+
+def _through_trunk(net: Trunk, loader: EvalLoader, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
     """Yield batches and their features [b, d, h, w], without gradients."""
     net.eval()
     for batch in loader:

@@ -17,6 +17,7 @@ from fewtags.engine.collapse import COLLAPSED
 from fewtags.engine.encoder_file import EncoderInfo, load_encoder
 from fewtags.engine.methods import collapsed_losses
 from fewtags.engine.runfolder import ENCODER_FILE
+from fewtags.engine.start_worth import PRETRAINED_WORTH_FILE, PretrainingWorth
 from fewtags.errors import CheckpointError, DataError
 from fewtags.files import write_text
 from fewtags.nets.encoder import Encoder
@@ -67,11 +68,18 @@ def build_pretraining_report(run: Path, *, device: torch.device | None = None, t
         "curves": png(curves(history, resolved["objective"])),
         "rows": rows,
         "missing": missing,
+        "worth": load_pretraining_worth(run),
         "notes": notes,
         "folder": str(run),
     }
     write_text(run / "report.html", render_template("pretraining.html.j2", values))
     return run / "report.html"
+
+
+def load_pretraining_worth(run: Path) -> str:
+    """Return the sentence about the encoder before and after training; "" if no labels decide it."""
+    path = run / PRETRAINED_WORTH_FILE
+    return str(PretrainingWorth(**read_json(path, PretrainingWorth))) if path.exists() else ""
 
 
 def build_neighbours_page(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -42,6 +43,9 @@ from fewtags.objectives.base import Problem
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from pretraining_speed import ratio
 
+FOLDER = tempfile.TemporaryDirectory(prefix="fewtags-gpu-")
+"""Of heatmaps on the disk; removed at the end."""
+
 Take = Callable[[], int]
 """Do a few steps; return the number of photos."""
 
@@ -51,6 +55,12 @@ TRAINED: Mapping[str, Mapping[str, Any]] = {
     "EN + CL": {"name": "expected_negative", "scl_weight": 0.0, "cl_weight": 0.1},
     "EN + SCL": {"name": "expected_negative", "scl_weight": 0.1},
     "EN + SCL, top 10": {"name": "expected_negative", "scl_weight": 0.1, "heatmap_top_k": 10},
+    "EN + SCL, top 10, on disk": {
+        "name": "expected_negative",
+        "scl_weight": 0.1,
+        "heatmap_top_k": 10,
+        "heatmap_storage": "disk",
+    },
 }
 PRETRAINED: Mapping[str, Mapping[str, Any]] = {
     "MoCo-v2": {"name": "moco"},
@@ -139,6 +149,7 @@ def steps_of(
         warmup_epochs=config.warmup_epochs,
         epochs=config.epochs,
         shard=shard,
+        state_dir=Path(tempfile.mkdtemp(dir=FOLDER.name)),
         device=accelerator.device,
         features_dim=net.head.weight.shape[1] if isinstance(net, SpatialNet) else net.features_dim,
         precision=precision,

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -578,3 +579,22 @@ def test_cells_that_no_crop_has_shown_do_not_stretch_a_heatmap():
     found, factor = store.stretched(target, weight, torch.ones(1, 1, dtype=torch.bool), index, labels)
     torch.testing.assert_close(found[0, 0, :, :2], torch.tensor([[0.0, 1.0]] * 2), rtol=0, atol=2e-3)
     assert factor[0, 0].tolist() == [[1.0, 1.0, 0.0, 0.0]] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system has no posix_fadvise")
+def test_rows_on_disk_are_asked_for_ahead(tmp_path, monkeypatch):
+    """Rows 1 and 2 of the second of two processes are samples 3 and 5; a row has 2 x 8 x 8 bytes."""
+    asked = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, start, length, __: asked.append((start, length)))
+    shard, path = Shard(1, 2), tmp_path / "heatmaps.bin"
+    HeatmapStore(7, 2, (4, 4), HeatmapPlan(), shard=shard, path=path).expect(torch.tensor([5, 3]))
+    assert asked == [(256, 128), (128, 128)]
+    HeatmapStore(7, 2, (4, 4), HeatmapPlan(), shard=shard).expect(torch.tensor([5, 3]))
+    assert len(asked) == 2
+
+
+def test_asking_ahead_changes_nothing(tmp_path):
+    store = HeatmapStore(3, 2, (2, 2), HeatmapPlan(), path=tmp_path / "heatmaps.bin")
+    store.values.fill_(7)
+    store.expect(torch.tensor([2, 0]))
+    assert bool((store.values == 7).all())

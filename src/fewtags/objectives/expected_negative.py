@@ -347,6 +347,8 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
         """Compute eq. (8), with the state before this batch."""
+        if self._heatmaps is not None and at.epoch >= self._first_scl_epoch:
+            self._heatmaps.expect(batch.index)  # read while the net works
         out: Output = net(batch.images)
         logits, labels = out.logits.float(), batch.labels
         scores = self._scores.read(batch.index, labels)

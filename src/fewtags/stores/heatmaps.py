@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import final
@@ -52,6 +54,10 @@ class HeatmapStore:
         self.size = (FINER * grid[0], FINER * grid[1])
         rows, kept = shard.rows(samples), plan.kept(classes)
         self.values = lazy_zeros((rows, kept, *self.size), _dtype(plan), device, path)
+        self._file: int | None = None
+        if path is not None and path.exists() and hasattr(os, "posix_fadvise"):
+            self._file = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
         self.visits = torch.zeros(rows, dtype=torch.int32, device=device)
         self.class_ids = torch.zeros(rows, kept, dtype=_id_dtype(classes), device=device) if kept < classes else None
         self.cell_visits = lazy_zeros((rows, *self.size), torch.uint8, device) if plan.corrected else None
@@ -75,6 +81,17 @@ class HeatmapStore:
             best = order.gather(1, place)
             self.class_ids[done : done + len(index)] = best.sort(1).values.to(self.class_ids)
             done += len(index)
+
+    def expect(self, index: Int64[Tensor, "b"]) -> None:
+        """Ask the system to read the rows of these samples from the disk, without waiting; nothing in memory.
+
+        What was written goes to the disk later, when the system likes.
+        """
+        if self._file is None or not len(self.values):
+            return
+        length = self.values[0].nbytes
+        for row in self._rows(index).tolist():
+            os.posix_fadvise(self._file, row * length, length, os.POSIX_FADV_WILLNEED)
 
     def read(
         self,

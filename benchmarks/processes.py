@@ -55,7 +55,7 @@ def timed(arguments: Sequence[str], processes: int, together: bool) -> float:
     said = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit("a process failed, see above")
-    return statistics.mean(json.loads(words.splitlines()[-1])["seconds"] for words in said)
+    return statistics.fmean(float(json.loads(words.splitlines()[-1])["seconds"]) for words in said)
 
 
 def main() -> None:

@@ -8,12 +8,15 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import uvicorn
 
 from fewtags.formats.answers import read_answers
+from fewtags.nets.pool import Pool
+from fewtags.nets.spatial import HeadPlan
 from fewtags.review.app import make_app
 from fewtags.review.serve import address, listen
 
@@ -177,6 +180,17 @@ def test_skip_heatmap_zoom_and_help_by_keyboard(visit):
     page.keyboard.press("Escape")
     assert not page.is_visible("#help-dialog")
     assert page.inner_text("#count") == "0 answers"
+
+
+def test_without_maps_the_heatmap_is_off(visit, site):
+    """The head of a class token has no maps."""
+    site.review.info = replace(site.review.info, head=HeadPlan(pool=Pool("class_token")))
+    page = visit()
+    until(page, "document.getElementById('photo').naturalWidth > 0")
+    assert page.is_disabled("#heatmap")
+    page.keyboard.press("h")
+    assert not page.is_visible("#heat")
+    assert question(page)
 
 
 def test_a_click_is_a_point_and_a_drag_is_a_box(visit, run):

@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 from fewtags.formats.answers import read_answers
+from fewtags.nets.pool import Pool
+from fewtags.nets.spatial import HeadPlan
 from fewtags.review.app import AHEAD
 from fewtags.review.pictures import PhotoId
 from fewtags.review.retrain import score
@@ -289,6 +291,14 @@ def test_pictures_are_made_and_kept(visit, review):
         assert picture.mode == "RGBA"
         opacity = np.asarray(picture)[:, :, 3]
         assert (opacity.min(), opacity.max()) == (0, 150)
+
+
+def test_a_model_without_maps_offers_no_heatmap(visit, review, monkeypatch):
+    """The head of a class token gives one number for each class."""
+    browser = visit()
+    assert next_one(browser)["heat"] is True
+    monkeypatch.setattr(review, "info", replace(review.info, head=HeadPlan(pool=Pool("class_token"))))
+    assert next_one(browser)["heat"] is False
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,10 @@ class Ranking:
         samples, classes = self.problem.labels.shape
         if samples * classes <= FEW_CELLS or self.second is not None:
             return self._rank_blocks([(0, classes)], ranked)
-        own = torch.tensor([self.scores.total(self.problem.labels)], dtype=torch.float64)
-        predicted = float(self.problem.shard.sum(own.to(self.problem.device)))
+        predicted = self.scores.total(self.problem.labels)
+        if self.problem.shard.world > 1:
+            own = torch.tensor(predicted, dtype=torch.float64, device=self.problem.device)
+            predicted = float(self.problem.shard.sum(own))
         if not ranked:
             return Tally(predicted)
         tally, done = self._rank_rows()
@@ -82,6 +84,8 @@ class Ranking:
             for begin, end in classes
             for first, last in class_blocks(samples, end - begin, cells)
         ]
+        if not blocks:
+            return Tally(0.0)
         tallies = torch.zeros(len(blocks), len(Tally._fields), dtype=torch.float64)
         own = torch.full((count,), shard.rank == 0, device=problem.device)
         for first, last in blocks:
@@ -91,13 +95,13 @@ class Ranking:
             tallies[number] = torch.tensor(
                 self._take_stock(*blocks[number], scores, second, ranked), dtype=torch.float64
             )
-        if ranked and blocks:
+        if ranked:
             for shared in (*(cuts for cuts, _ in self.cuts), self.second):
                 if shared is not None:
                     shared.share(shard, own)
         if shard.world > 1:
             tallies = shard.sum(tallies.to(problem.device)).cpu()
-        return Tally(*sum(tallies.unbind(), torch.zeros(len(Tally._fields), dtype=torch.float64)).tolist())
+        return Tally(*tallies.sum(0).tolist())
 
     def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
         """Yield the number, and the scores and second scores of all images, of this rank's blocks.

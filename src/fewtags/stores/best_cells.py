@@ -91,6 +91,8 @@ def _floors(store: ScoreStore, counts: NDArray[np.int64]) -> NDArray[np.float32]
 def _at_least(store: ScoreStore, floor: NDArray[np.float32]) -> NDArray[np.int64]:
     """The cells of this process whose score is at least the floor of their class: positions in its rows, ascending."""
     values, classes, found = store.values, store.classes, [np.empty(0, np.int64)]
+    if np.isinf(floor).all():
+        return found[0]
     step = max(1, _CHUNK.get(values.device.type, _GPU_CHUNK) // classes)
     if values.device.type == "cpu":
         array, low = values.numpy(), floor.astype(values.numpy().dtype)

@@ -6,22 +6,25 @@
 
 Two policies: `imagenet` is torchvision's `RandomResizedCrop`; `coco` stretches the photo to a square of 1.5 times the
 size of the input and crops a square with a share of .25 to 1 (SCL paper, appendix A). Both flip half of the crops. The
-result is float32 [b, 3, h, w], normalised. Both competitors work in the main process with one thread, on the same
+result is float32 [b, 3, h, w], normalised. All competitors work in the main process with one thread, on the same
 photos, in turns, in an order drawn anew each round. A ratio compares the CPU seconds of one round; the median over
 rounds is printed with the smallest and the largest one.
 
 torchvision: `PIL.Image.open(...).convert("RGB")`, v1 transforms as in its reference scripts (`ToTensor`, `Normalize`),
 `default_collate`. fewtags: `TrainSet` and `Collate`, as training does without worker processes; labels are part of it.
+fewtags with a cache (`data.photo_cache`): the same from shrunken copies, which are written in the first epoch.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +37,7 @@ from torchvision import transforms as tv
 from fewtags.engine.places import find_photos
 from fewtags.labels import LabelMatrix
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop
+from fewtags.photos.cache import PhotoCache
 from fewtags.photos.dataset import Failure, PhotoFolder, TrainSet
 from fewtags.photos.loader import Collate
 
@@ -61,16 +65,19 @@ def of_torchvision(files: Sequence[Path], policy: str, size: int) -> Competitor:
     return batch
 
 
-def of_fewtags(files: Sequence[Path], policy: str, size: int) -> Competitor:
-    """Return what training does without worker processes."""
+def of_fewtags(files: Sequence[Path], policy: str, size: int, cache: Callable[[int], Path] | None = None) -> Competitor:
+    """Return what training does without worker processes; `cache` gives the folder of the copies in an epoch."""
     folder = PhotoFolder(Path("/"), pa.array([str(file.absolute()) for file in files]))
     labels = LabelMatrix.from_dense(np.zeros((len(files), 80), np.int8))
-    data, collate = TrainSet(photos=folder, labels=labels, policy=POLICIES[policy](size)), Collate(MEAN, STD)
+    plain, collate = TrainSet(photos=folder, labels=labels, policy=POLICIES[policy](size)), Collate(MEAN, STD)
 
     def batch(indices: Sequence[int], epoch: int) -> torch.Tensor:
+        data = plain if cache is None else replace(plain, cache=PhotoCache.for_crops(cache(epoch), size))
         stacked = collate.stack([data[epoch, index] for index in indices])
         if isinstance(stacked, Failure):
             raise SystemExit(stacked.message)
+        if stacked.problem:
+            raise SystemExit(stacked.problem)
         return collate.normalise(stacked).images
 
     return batch
@@ -113,18 +120,37 @@ def main() -> None:
         if options.side:
             files = copies(files, options.side, Path(folder))
         for policy in POLICIES:
-            competitors = [make(files, policy, options.size) for make in (of_torchvision, of_fewtags)]
-            for competitor in competitors:
-                competitor(range(min(4, len(files))), 0)
-            rows: list[dict[int, float]] = []
-            for epoch in range(options.rounds):
-                order = random.Random(epoch).sample([0, 1], 2)
-                rows.append({n: cpu_seconds(competitors[n], len(files), options.batch, epoch) for n in order})
-            ratios = [row[0] / row[1] for row in rows]
-            each = [1000 * statistics.median(row[n] for row in rows) / len(files) for n in (0, 1)]
+            compare(files, policy, options, Path(folder))
+        made = [file.stat().st_size for file in Path(folder, "coco", "warm").rglob("*.rgb")]
+        print(
+            f"photos: {np.mean([f.stat().st_size for f in files]) / 1e3:.0f} kB; copies: {np.mean(made) / 1e3:.0f} kB"
+        )
+
+
+def compare(files: Sequence[Path], policy: str, options: argparse.Namespace, folder: Path) -> None:
+    """Measure and print one policy."""
+    place = folder / policy
+    competitors = {
+        "torchvision": of_torchvision(files, policy, options.size),
+        "fewtags": of_fewtags(files, policy, options.size),
+        "fewtags, cache": of_fewtags(files, policy, options.size, lambda _: place / "warm"),
+        "fewtags, first epoch with a cache": of_fewtags(files, policy, options.size, lambda n: place / str(n)),
+    }
+    for name, competitor in competitors.items():  # the first epoch with a cache is measured, not this one
+        competitor(range(len(files) if name == "fewtags, cache" else min(4, len(files))), options.rounds)
+    rows: list[dict[str, float]] = []
+    for epoch in range(options.rounds):
+        order = random.Random(epoch).sample([*competitors], len(competitors))
+        rows.append({n: cpu_seconds(competitors[n], len(files), options.batch, epoch) for n in order})
+        shutil.rmtree(place / str(epoch))
+    each = {n: 1000 * statistics.median(row[n] for row in rows) / len(files) for n in competitors}
+    print(f"{policy}: torchvision, {each['torchvision']:.2f} CPU ms a photo")
+    for name in competitors:
+        if name != "torchvision":
+            ratios = [row["torchvision"] / row[name] for row in rows]
             print(
-                f"{policy}: fewtags / torchvision {statistics.median(ratios):.2f} times the photos per CPU second "
-                f"({min(ratios):.2f} to {max(ratios):.2f}); CPU ms a photo {each[1]:.2f} and {each[0]:.2f}"
+                f"{policy}: {name} / torchvision {statistics.median(ratios):.2f} times the photos per CPU second "
+                f"({min(ratios):.2f} to {max(ratios):.2f}), {each[name]:.2f} CPU ms a photo"
             )
 
 

@@ -57,6 +57,7 @@ SPLIT_SETTINGS = (
     "data.exactly_one",
     "data.at_most_one",
     "data.near_copies",
+    "data.photo_cache",
 )
 
 One = Any

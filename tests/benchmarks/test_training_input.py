@@ -24,11 +24,14 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("policy", training_input.POLICIES)
-def test_both_give_normalised_batches(files: list[Path], policy: str) -> None:
-    for make in (training_input.of_torchvision, training_input.of_fewtags):
-        batch = make(files, policy, 16)([0, 2], 1)
+def test_all_give_normalised_batches(files: list[Path], policy: str, tmp_path: Path) -> None:
+    cached = training_input.of_fewtags(files, policy, 16, lambda _: tmp_path / "cache")
+    plain = [make(files, policy, 16) for make in (training_input.of_torchvision, training_input.of_fewtags)]
+    for competitor in (*plain, cached):
+        batch = competitor([0, 2], 1)
         assert (batch.shape, batch.dtype) == ((2, 3, 16, 16), torch.float32)
         assert batch.mean().abs() < 1  # noise around the middle of 0 to 1, normalised
+    assert len(list((tmp_path / "cache").rglob("*.rgb"))) == 2
 
 
 def test_lines(files: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +39,8 @@ def test_lines(files: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     training_input.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["imagenet", "coco"]
-    assert all("times the photos per CPU second" in line for line in lines)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["imagenet"] * 4 + ["coco"] * 4
+    assert all("CPU ms a photo" in line for line in lines)
+    assert sum("times the photos per CPU second" in line for line in lines) == 6
+    assert last.endswith("copies: 2 kB")  # 32 x 24 pixels

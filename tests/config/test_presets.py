@@ -56,7 +56,7 @@ def test_the_method_follows_from_the_settings_where_none_is_named(objective, met
 
 
 IN_EVERY_PAPER = {
-    "search": (),
+    "search": (), "photo_cache": "",
     "max_area": 1, "drop_path": 0, "output_stride": 0, "head_kernel": 1, "pool": "mean", "flip": True, "jitter": 0,
     "optimizer": "adam", "accumulate": 1, "clip_norm": 0, "precision": "no", "weight_ema": 0, "batchnorm_eval": False,
     "cached_views": 0, "patience": 0, "select": "auto", "method": "expected_negative",
@@ -156,7 +156,7 @@ def test_what_is_said_beats_the_preset():
         "train__weight_decay": 0.5, "train__batchnorm_eval": False,
         "train__workers": 0, "train__clip_norm": 2.0, "train__weight_ema": 0.9, "train__checkpoint_every_steps": 7,
         "train__select": "last", "train__accumulate": 2, "train__cached_views": 0, "train__precision": "bf16",
-        "model__drop_path": 0.1, "train__seed": 4,
+        "model__drop_path": 0.1, "train__seed": 4, "data__photo_cache": "cache",
     }  # fmt: skip
     resolved = resolve(read(**chosen), LAPTOP)
     for key, value in chosen.items():

@@ -35,7 +35,7 @@ def test_every_number_of_the_paper(processes):
         "size": 224, "min_area": 0.2, "flip": True, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1,
         "jitter_share": 0.8, "grey_share": 0.2, "blur_share": 0.5,
     }  # fmt: skip
-    own = {"precision", "workers", "seed", "checkpoint_every_steps", "collapse"}  # not of the paper
+    own = {"precision", "workers", "seed", "checkpoint_every_steps", "collapse", "photo_cache"}  # not of the paper
     assert {*PretrainResolved.model_fields} == {*named, *own, "augment", "objective", "stages", "batch_size"}
 
 

@@ -177,6 +177,7 @@ class Resolved(Settings):
     max_area: float = 1.0
     flip: bool
     jitter: float
+    photo_cache: str = ""
     stages: tuple[StageConfig, ...]
     batch_size: int
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -202,7 +203,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     """Derive every setting that the user left open. Pure: the same arguments give the same result.
 
     In the result, 0 means "not used" for `clip_norm`, `weight_ema`, `patience` and `checkpoint_every_steps`, and "that
-    of the backbone" for `output_stride`.
+    of the backbone" for `output_stride`; an empty `photo_cache` means no cache.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -262,6 +263,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         max_area=augment.max_area or 1.0,
         flip=policy != "none" if augment.flip is None else augment.flip,
         jitter=augment.jitter,
+        photo_cache=config.data.photo_cache or "",
         stages=stages,
         # A head that is solved sees no batches; its photos are only read in such portions.
         batch_size=train.batch_size or (photos if solved else photos_per_process(name, photos, facts.processes)),

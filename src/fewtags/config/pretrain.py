@@ -28,6 +28,11 @@ class PretrainDataConfig(Settings):
     images: str | None = Field(None, description="folder that image names in a file are relative to")
     format: FormatName | None = Field(None, description="format of a label file; default: detected and reported")
     decode: bool = Field(True, description="decode every photo before training, which finds broken ones")
+    photo_cache: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of shrunken copies that views are read from, for fast epochs; default: none",
+    )
 
 
 @final
@@ -134,6 +139,7 @@ class PretrainResolved(Settings):
     drop_path: float
     size: int
     augment: PretrainAugmentConfig
+    photo_cache: str = ""
     objective: dict[str, Any]
     stages: tuple[StageConfig, ...]
     batch_size: int
@@ -187,6 +193,7 @@ def resolve_pretrain(
         drop_path=config.model.drop_path,
         size=augment.size or preset.size,
         augment=augment.model_copy(update={"size": augment.size or preset.size}),
+        photo_cache=config.data.photo_cache or "",
         objective=settings,
         stages=(StageConfig(name="main", epochs=epochs, lr=lr, schedule=train.schedule),),
         batch_size=batch,

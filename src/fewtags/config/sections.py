@@ -134,6 +134,11 @@ class DataConfig(ReadOptions, DataFiles):
         description="decode every photo before training, which finds broken ones (0.6 ms for one of 320 x 240 pixels); "
         "false reads headers only (0.1 ms), and a broken photo stops training",
     )
+    photo_cache: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of shrunken copies that training views are read from, for fast epochs; default: none",
+    )
 
 
 MapPool = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"]

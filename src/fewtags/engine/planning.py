@@ -14,6 +14,7 @@ from fewtags.config.search import SIZES, described, trial
 from fewtags.config.search import settled as settled_on
 from fewtags.config.sections import Config
 from fewtags.engine.methods import make_objective, method_class
+from fewtags.engine.photo_cache import cache_note, make_cache, refuse_cache
 from fewtags.engine.plan import RunPlan, derive
 from fewtags.engine.preset_facts import preset_facts, resolve_settings
 from fewtags.engine.tables import Tables, read_tables
@@ -52,6 +53,7 @@ def make_plan(
         make_objective(config.objective)  # so that a value out of range is refused before anything is read
         if config.data.teacher is not None:
             refuse_teacher(config.objective.name)
+    refuse_cache(config.data.photo_cache or "")
     if scores is None and config.data.teacher is not None:
         scores = read_scores(Path(config.data.teacher))
     began = time.perf_counter()
@@ -71,7 +73,7 @@ def make_plan(
     plan = derive(config, cleaned, found, out=out, cpu=cpu, teacher=teacher)
     if config.train.minutes is None:
         _refuse_candidates(plan, out, cpu)
-        return plan
+        return replace(plan, notes=(*plan.notes, *_cache_notes(plan)))
     speed = measure_speed(plan.net, plan.resolved, cleaned.train, cpu=cpu)
     about, tried = preset_facts(config, cleaned.train, cpu), plan.resolved.search
     sizes, starts = _sizes_to_compare(config, about, plan.resolved), _speeds_of_starts(plan, speed, cpu)
@@ -87,7 +89,20 @@ def make_plan(
         resolved = resolve(config.model_copy(update={"train": head_alone}), preset_facts(config, cleaned.train, cpu))
     plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=within(resolved, box, tried), teacher=teacher)
     _refuse_candidates(plan, out, cpu)
-    return replace(plan, notes=(box.line(config.train.minutes), *plan.notes))
+    return replace(plan, notes=(box.line(config.train.minutes), *plan.notes, *_cache_notes(plan)))
+
+
+def _cache_notes(plan: RunPlan) -> list[str]:
+    """Return a sentence about the cache of photos, if the run has one."""
+    r = plan.resolved
+    if (cache := make_cache(r.photo_cache, r.size)) is None:
+        return []
+    if all(stage.solved for stage in r.stages):
+        return [
+            f"note: the photo cache {r.photo_cache} is not used: a solved head sees each photo once, and not in random "
+            "views"
+        ]
+    return [cache_note(cache, plan.tables.train, chosen=not r.search)]
 
 
 def _sizes_to_compare(config: Config, facts: Facts, resolved: Resolved) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import torch
 from fewtags.config.pretrain import PretrainConfig, PretrainResolved, resolve_pretrain
 from fewtags.engine.machine import facts, step_text, worker_notes
 from fewtags.engine.methods import make_objective, pretrain_settings_models
+from fewtags.engine.photo_cache import cache_note, make_cache, refuse_cache
 from fewtags.engine.plan import make_problem
 from fewtags.errors import ConfigError
 from fewtags.formats.unlabelled import check_photos, unlabelled
@@ -85,6 +86,7 @@ def make_pretrain_plan(
         ConfigError: settings do not fit the data or the machine.
     """
     objective = make_objective(config.objective)  # raises an error for a value out of range before photos are read
+    refuse_cache(config.data.photo_cache or "")
     table = (
         photos
         if photos is not None
@@ -102,8 +104,9 @@ def derive_pretrain(
     cpu: bool = False,
     processes: int = 1,
     resolved: PretrainResolved | None = None,
+    going_on: bool = False,
 ) -> PretrainPlan:
-    """Derive a plan from checked photos; a resumed run passes its own `resolved`.
+    """Derive a plan from checked photos; a resumed run passes its own `resolved` and is `going_on`.
 
     Raises:
         ConfigError: settings do not fit the data or the machine.
@@ -124,6 +127,8 @@ def derive_pretrain(
     # A copy is set up on a device without memory: settings that do not fit raise their error now.
     problem = make_problem(resolved, no_labels(photos), encoder.features_dim, grid, torch.device("meta"))
     objective_of(resolved).setup(encoder, problem)
+    cache = make_cache(resolved.photo_cache, resolved.size)
+    about_cache = [] if cache is None or going_on else [cache_note(cache, photos)]
     return PretrainPlan(
         config=config,
         resolved=resolved,
@@ -131,7 +136,7 @@ def derive_pretrain(
         objective=objective,
         encoder=encoder,
         grid=grid,
-        notes=tuple(_notes(resolved, objective, len(photos), processes)),
+        notes=(*about_cache, *_notes(resolved, objective, len(photos), processes)),
         processes=processes,
     )
 

@@ -25,6 +25,7 @@ from fewtags.engine.events import Ended, EpochEnded, Event, Noted
 from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import environment, prepare_process, processes
 from fewtags.engine.methods import changed_source, method_source, read_pretrain_settings
+from fewtags.engine.photo_cache import make_cache
 from fewtags.engine.plan import make_problem
 from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, no_labels
 from fewtags.engine.runfolder import PRETRAINING, RunFolder
@@ -150,6 +151,7 @@ class PretrainRun:
             seed=r.seed,
             jitter=pixels,
             second_view=pixels,
+            cache=make_cache(r.photo_cache, r.size),
         )
         sampler = EpochSampler(len(plan.photos), r.batch_size, r.seed, self.shard.rank, self.shard.world)
         device: torch.device = self.accelerator.device
@@ -229,8 +231,9 @@ def open_pretrain_run(out: Path, *, cpu: bool = False) -> PretrainRun:
     folder.refuse_changed_photos({"train": photos})
     note = folder.refuse_lost_checkpoints()
     weights = record.locate_weights(record.resolved.weights)
-    resolved = record.resolved.model_copy(update={"collapse": record.settings.train.collapse, "weights": weights})
-    plan = derive_pretrain(record.settings, photos, cpu=cpu, processes=processes(), resolved=resolved)
+    located = {"weights": weights, "photo_cache": record.locate_cache(record.resolved.photo_cache)}
+    resolved = record.resolved.model_copy(update={"collapse": record.settings.train.collapse, **located})
+    plan = derive_pretrain(record.settings, photos, cpu=cpu, processes=processes(), resolved=resolved, going_on=True)
     folder.refuse_other_weights(weights, plan.encoder.origin, record.environment["weights"])
     notes = (note, changed_source(plan.objective, record.environment))
     return PretrainRun(plan, out, cpu=cpu, notes=tuple(line for line in notes if line is not None))

@@ -14,6 +14,7 @@ from fewtags.engine.autocast import repeatable
 from fewtags.engine.evaluate import Logits, epoch_metrics, own_logits, predict_logits
 from fewtags.engine.fit import BatchSource
 from fewtags.engine.model import make_policy
+from fewtags.engine.photo_cache import make_cache
 from fewtags.engine.plan import EVAL_BATCH, RunPlan
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
 from fewtags.engine.thresholds import scored_rows
@@ -173,6 +174,7 @@ class RunPhotos:
             views_cycle=views_cycle,
             locations=_locations(train),
             second_view=Strong() if plan.objective.needs_second_view else None,
+            cache=make_cache(plan.resolved.photo_cache, plan.resolved.size),
         )
 
     # --- predictions

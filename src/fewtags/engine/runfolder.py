@@ -110,6 +110,10 @@ class Record(Generic[SettingsT, ResolvedT]):
         """Return the setting `weights`; a file gets its absolute path."""
         return weights if weights in NO_FILES else str(self.working_directory / weights)
 
+    def locate_cache(self, folder: str) -> str:
+        """Return the absolute path of the setting `photo_cache`; "" for no cache."""
+        return folder and str(self.working_directory / folder)
+
 
 @final
 @dataclass(frozen=True)

@@ -283,7 +283,8 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
         candidate.model_copy(update={"weights": record.locate_weights(candidate.weights)})
         for candidate in record.resolved.search
     )
-    resolved = record.resolved.model_copy(update={"weights": weights, "search": tried})
+    located = {"weights": weights, "photo_cache": record.locate_cache(record.resolved.photo_cache)}
+    resolved = record.resolved.model_copy(update={**located, "search": tried})
     teacher = load_teacher(out, record.environment)
     plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved, teacher=teacher, going_on=True)
     folder.refuse_other_weights(weights, plan.net.origin, record.environment["weights"])

@@ -21,6 +21,7 @@ from fewtags.errors import FewtagsError
 from fewtags.geometry import View
 from fewtags.labels import LabelMatrix, Locations
 from fewtags.photos.augment import PixelChange, Policy
+from fewtags.photos.cache import PhotoCache, ViewRead
 from fewtags.photos.decode import open_photo
 from fewtags.photos.in_memory import NamedImage, photo_in_memory
 from fewtags.seeds import rng
@@ -58,6 +59,7 @@ class Sample:
         classes: int32 [m], classes of the located objects; None if no photo has located objects.
         boxes: float32 [m, 4], points and boxes of these objects in the photo.
         second_view: the same photo through another view; None if the objective does not need one.
+        problem: why the cache of photos could not be written; "" if it could, or without one.
     """
 
     pixels: NDArray[np.uint8]
@@ -67,6 +69,7 @@ class Sample:
     classes: NDArray[np.int32] | None = None
     boxes: NDArray[np.float32] | None = None
     second_view: Sample | None = None
+    problem: str = ""
 
 
 @final
@@ -94,6 +97,7 @@ class TrainSet(Dataset[Sample | Failure]):
         views_cycle: reuse the views of the first `views_cycle` epochs cyclically, as a cache does; None: never.
         locations: points and boxes for the batches; None for none.
         second_view: pixel change of a second, independent view of every photo; None: no second view.
+        cache: shrunken copies of the photos, which are read instead of them; None: no cache.
     """
 
     photos: PhotoFolder
@@ -104,6 +108,7 @@ class TrainSet(Dataset[Sample | Failure]):
     views_cycle: int | None = None
     locations: Locations | None = None
     second_view: PixelChange | None = None
+    cache: PhotoCache | None = None
 
     def __post_init__(self) -> None:
         assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
@@ -130,9 +135,17 @@ class TrainSet(Dataset[Sample | Failure]):
         epoch, index = at
         random = rng(self.seed, epoch % self.views_cycle if self.views_cycle else epoch, index, stream)
         path, size = self.photos.path(index), self.policy.size
-        pixels, view = read_through(path, lambda aspect: self.policy.sample(random, aspect), size)
-        pixels = pixels if change is None else change(pixels, random)
-        return Sample(pixels=pixels, labels=self.labels.rows([index])[0], index=index, view=view)
+
+        def view_of(aspect: float) -> View:
+            return self.policy.sample(random, aspect)
+
+        cache = self.cache
+        seen = (
+            ViewRead(*read_through(path, view_of, size)) if cache is None else cache.read_through(path, view_of, size)
+        )
+        pixels = seen.pixels if change is None else change(seen.pixels, random)
+        labels = self.labels.rows([index])[0]
+        return Sample(pixels=pixels, labels=labels, index=index, view=seen.view, problem=seen.problem)
 
 
 @final

@@ -6,6 +6,7 @@ requests, and a resume in the middle of an epoch therefore change nothing.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -83,14 +84,15 @@ class EpochSampler:
 class PixelBatch:
     """A batch as it leaves a worker process: images, also of the second view, are uint8 [b, h, w, 3].
 
-    That is a quarter of the bytes of a normalised batch.
+    That is a quarter of the bytes of a normalised batch. `problem` is that of its first sample with one.
     """
 
     batch: Batch
+    problem: str = ""
 
     def pin_memory(self) -> PixelBatch:
         """Copy to page-locked memory; a `DataLoader` with `pin_memory` calls this."""
-        return PixelBatch(self.batch.pin_memory())
+        return PixelBatch(self.batch.pin_memory(), self.problem)
 
 
 @final
@@ -123,7 +125,8 @@ class Collate:
             places=make_places(row, np.concatenate(classes), np.concatenate(boxes)) if classes else None,
             second_view=SecondView(*_stacked(second_view)) if second_view else None,
         )
-        return PixelBatch(batch)
+        seen = [one for sample in good for one in (sample, sample.second_view) if one is not None]
+        return PixelBatch(batch, next((one.problem for one in seen if one.problem), ""))
 
     def normalise(self, stacked: PixelBatch, device: torch.device | None = None) -> Batch:
         """Return the batch with images float32 [b, 3, h, w] on a device; everything else stays in main memory."""
@@ -190,7 +193,7 @@ class TrainLoader:
         assert len(data) == sampler.samples, (len(data), sampler.samples)
         self.sampler = sampler
         self._collate, self._device = collate, device
-        self._plan = _Plan(sampler)
+        self._plan, self._warned = _Plan(sampler), False
         self._loader = make_loader(data, self._plan, collate, workers, batch_size=sampler.batch_size)
 
     @property
@@ -201,7 +204,20 @@ class TrainLoader:
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from number `start` on; an unreadable photo is a `DataError`."""
         self._plan.epoch, self._plan.start = epoch, start
-        return _normalised(iter(self._loader), self._collate, self._device)
+        return _normalised(self._reported(), self._collate, self._device)
+
+    def _reported(self) -> Iterator[PixelBatch | Failure]:
+        """Yield the batches; warn once if the cache of photos cannot be written."""
+        for batch in self._loader:
+            if isinstance(batch, PixelBatch) and batch.problem and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"the cache of photos is not complete: {batch.problem}. Photos without a copy are shrunken again "
+                    "in each epoch, with the same result.",
+                    UserWarning,
+                    stacklevel=1,
+                )
+            yield batch
 
 
 @dataclass

@@ -1,20 +1,23 @@
 """Points and boxes on some photos: what each method makes of them, with the recipe of `fewtags train`.
 
     OMP_NUM_THREADS=1 python benchmarks/places.py --out benchmarks/results/places.jsonl
-    python benchmarks/places.py --out benchmarks/results/places.jsonl --table
+    python benchmarks/places.py --out benchmarks/results/places.jsonl --table > docs/places.md
 
 150 training photos as somebody would export them from an annotation tool (`handful.draw`): one random tag on each photo
 ("none": nothing is known to be absent) or every class ("full"), a point on 60 photos and a box on 30 others. The trunk
 is the frozen EfficientNet-Lite0 of the preset `cpu` at 288 px, and the head is solved for each of its strengths.
 The best on complete validation labels is taken, and test is measured at that one. Pointing, mAP-loc and PxAP are
-measured on the first 200 test photos with boxes. A line that is there is not done again.
+measured on the first 200 test photos with boxes. Methods with a loss of patches are run with each of its weights; a
+table chooses among them, as among the strengths. `seconds` are the CPU seconds of the solver, all strengths together,
+without features and measurements. Features are kept in the folder `places` of --cache. A line that is there is not done
+again.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +36,7 @@ from fewtags.metrics.locate import locate_report
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import SpatialHead, SpatialNet
+from fewtags.objectives.assume_negative import AssumeNegative
 from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.objectives.patchml import PatchML
@@ -42,15 +46,23 @@ from fewtags.photos.loader import Collate, EpochSampler, EvalLoader
 from fewtags.table.table import LabelTable
 from handful import Labels, draw
 from photo_sets import NAMES, BenchmarkSet, load
+from places_table import page
 from protocol import append_line, read_lines, script_arguments
 from single_positive import positives_per_image
 
 PRESET = PRESETS[SOLVED]
 SETS = ("voc2", "collages", "ccp")
 KNOWN = ("none", "full")
-WEIGHTS = (0.1, 0.3, 1.0, 3.0)
+WEIGHTS = (1.0, 0.3, 3.0)
+"""Weights of the loss of patches; `fewtags train` takes the first one."""
 LOCATED_IMAGES, PART = 200, 64
-SHOWN = ("mAP", "pointing", "mAP-loc", "PxAP")
+LOCALISATION = ("pointing", "mAP-loc", "PxAP")
+TAGS = ("EN, tags alone", "AN", "WAN", "EP", "EN")
+"""Methods that learn from tags; but for the first one, places are tags as well."""
+PATCHES = ("AN + patches", "EN + patches", "patchml", "patchml, unknown ignored")
+"""Methods with a loss of patches, which has a weight."""
+WHERE_COMPLETE = ("EN", "EN + patches", "patchml")
+"""Methods that differ where every class is tagged: then AN, WAN, EP and EN have the same loss."""
 
 
 class Variant(NamedTuple):
@@ -61,43 +73,56 @@ class Variant(NamedTuple):
     places: bool
 
 
+class Job(NamedTuple):
+    """One run on a set; `weight` is that of the loss of patches, None for methods without one."""
+
+    known: str
+    seed: int
+    method: str
+    weight: float | None
+
+
 class Features(NamedTuple):
-    """Features float16 [n, d, h, w] of the photos that any seed draws, by number; pooled ones of val and test.
+    """Features float16 [n, d, h, w] of the training photos, and pooled ones of val and test.
 
     `located` are the numbers of the test photos on which maps are measured, and `maps` their features.
     """
 
-    train: Mapping[int, Tensor]
+    train: Tensor
     val: Tensor
     test: Tensor
     located: Sequence[int]
     maps: Tensor
 
 
-def variants(known: str, positives: float, grid: tuple[int, int]) -> dict[str, Variant]:
-    """Return what is compared, by name."""
+def variant(method: str, weight: float | None, positives: float, grid: tuple[int, int]) -> Variant:
+    """Return a method with its weight of the loss of patches."""
     cells = (float(grid[0] * grid[1]), 1.0, 1.0)
-    unknown: Any = {} if known == "full" else {"image_unknown": "negative"}
-
-    def expected(weight: float) -> ExpectedNegative:
-        return ExpectedNegative(
-            positives_per_image=positives,
-            scl_weight=0.0,
-            warmup_loss="expected_negative",
-            patch_weight=weight,
-            patch_weights=cells,
-        )
-
-    return {
-        "EN, tags alone": Variant(expected(0.0), False, False),
-        "EN, places as tags": Variant(expected(0.0), True, False),
-        "patchml": Variant(PatchML(**unknown, patch_weights=cells), True, True),
-        **{f"EN and patches, weight {weight:g}": Variant(expected(weight), True, True) for weight in WEIGHTS},
+    patches: Any = {"patch_weight": weight or 0.0, "patch_weights": cells}
+    expected: Any = {"positives_per_image": positives, "scl_weight": 0.0, "warmup_loss": "expected_negative"}
+    objectives: Mapping[str, Objective] = {
+        "AN": AssumeNegative(**patches),
+        "WAN": AssumeNegative(**patches, negative_weight="weak"),
+        "EP": ExpectedNegative(**expected, **patches, expected_positives="positive"),
+        "EN": ExpectedNegative(**expected, **patches),
+        "patchml": PatchML(**patches, image_unknown="negative"),
+        "patchml, unknown ignored": PatchML(**patches, image_unknown="ignore"),
     }
+    name = method.removesuffix(" + patches").removesuffix(", tags alone")
+    return Variant(objectives[name], method != TAGS[0], method in PATCHES)
 
 
-METHODS = tuple(variants("none", 1.0, (1, 1)))
-"""Names of what is compared."""
+def jobs(kinds: Sequence[str], seeds: Sequence[int], methods: Sequence[str], weights: Sequence[float]) -> list[Job]:
+    """Return the runs on a set: methods without a weight first, then weight by weight."""
+    rounds: list[tuple[Sequence[str], float | None]] = [(TAGS, None), *((PATCHES, weight) for weight in weights)]
+    return [
+        Job(known, seed, method, weight)
+        for known in kinds
+        for among, weight in rounds
+        for seed in seeds
+        for method in among
+        if method in methods and (known != "full" or method in WHERE_COMPLETE)
+    ]
 
 
 def make_net(classes: int, seed: int) -> SpatialNet:
@@ -118,62 +143,77 @@ def features_of(net: SpatialNet, table: LabelTable, *, pooled: bool) -> Tensor:
     return torch.cat(pieces).clone()
 
 
-def prepare(data: BenchmarkSet, draws: Sequence[Labels]) -> Features:
-    """Compute all features of a set once."""
-    net = make_net(len(data.train_truth.classes), 0)
-    chosen = np.unique(np.concatenate([labels.photos for labels in draws]))
-    train = features_of(net, data.train_truth.subset(chosen), pooled=False)
+def prepare(data: BenchmarkSet, cache: Path) -> Features:
+    """Compute all features of a set, once."""
+    path = cache / "places" / f"{data.name}.pt"
     boxed = [image for image in range(len(data.test)) if len(data.boxes("test", image)[0])][:LOCATED_IMAGES]
-    return Features(
-        dict(zip(chosen.tolist(), train, strict=True)),
-        features_of(net, data.val, pooled=True),
-        features_of(net, data.test, pooled=True),
-        boxed,
-        features_of(net, data.test.subset(np.array(boxed)), pooled=False),
-    )
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        net = make_net(len(data.train_truth.classes), 0)
+        found = {
+            "train": features_of(net, data.train_truth, pooled=False),
+            "val": features_of(net, data.val, pooled=True),
+            "test": features_of(net, data.test, pooled=True),
+            "maps": features_of(net, data.test.subset(np.array(boxed)), pooled=False),
+        }
+        torch.save(found, path)
+    return Features(located=boxed, **torch.load(path, weights_only=True, mmap=True))
 
 
-def run(data: BenchmarkSet, features: Features, labels: Labels, variant: Variant, seed: int) -> dict[str, Any]:
+def run(data: BenchmarkSet, features: Features, labels: Labels, method: Variant, seed: int) -> dict[str, Any]:
     """Solve the head for every strength; measure the one that is best on validation."""
     net = make_net(len(data.train_truth.classes), seed)
-    cells = torch.stack([features.train[photo] for photo in labels.photos.tolist()])
+    cells = features.train[torch.from_numpy(labels.photos)].float()
+    grid = (cells.shape[2], cells.shape[3])
+    cells = cells.contiguous(memory_format=torch.channels_last)
+    if not method.objective.needs_maps:  # as `train` does
+        cells = cells.mean((2, 3), keepdim=True)
     filled = ViewFeatures(cells[None], torch.eye(2, 3).expand(1, len(cells), 2, 3).contiguous())
-    matrix = LabelMatrix.from_dense(labels.named if variant.named else labels.tags)
-    places = labels.places if variant.places else None
+    matrix = LabelMatrix.from_dense(labels.named if method.named else labels.tags)
+    places = labels.places if method.places else None
     source = StoredViews(filled, EpochSampler(len(cells), PRESET.batch_size, seed), matrix, locations=places)
     config = FitConfig(stages=PRESET.stages, seed=seed)
     problem = Problem(
         labels=matrix,
-        grid=(cells.shape[2], cells.shape[3]),
+        grid=grid,
         epochs=config.epochs,
         seed=seed,
         features_dim=net.head.features_dim,
     )
-    found: list[dict[str, Any]] = []
+    best: dict[str, Any] = {"val": -1.0}
+    weights: dict[str, Tensor] = {}
+    tried, measuring = 0, 0.0
 
     def validate(module: nn.Module) -> Mapping[str, float]:
+        nonlocal best, weights, tried, measuring
         assert isinstance(module, SpatialNet)
-        strength = PRESET.stages[0].logit_variances[len(found)]
-        measured = {
-            s: mean_ap(data, module.head, part, s) for s, part in (("val", features.val), ("mAP", features.test))
-        }
-        found.append({"variance": strength, **measured, **localisation(data, module.head, features)})
-        return {"mAP": measured["val"]}
+        began = time.process_time()
+        value = mean_ap(data, module.head, features.val, "val")
+        if value > best["val"]:
+            best = {"variance": PRESET.stages[0].logit_variances[tried], "val": value}
+            weights = {name: tensor.clone() for name, tensor in module.head.state_dict().items()}
+        tried += 1
+        measuring += time.process_time() - began
+        return {"mAP": value}
 
     fit = Fit(
-        net, variant.objective, source, config, problem, accelerator=make_accelerator(cpu=True), fixed=source,
+        net, method.objective, source, config, problem, accelerator=make_accelerator(cpu=True), fixed=source,
         validate=validate,
     )  # fmt: skip
+    began = time.process_time()
     for _ in fit.run():
         pass
-    return max(found, key=lambda one: one["val"])
+    seconds = round(time.process_time() - began - measuring, 2)
+    net.head.load_state_dict(weights)
+    measured = {"mAP": mean_ap(data, net.head, features.test, "test"), **localisation(data, net.head, features)}
+    return {**best, **measured, "seconds": seconds}
 
 
 @torch.no_grad()
 def mean_ap(data: BenchmarkSet, head: SpatialHead, pooled: Tensor, split: str) -> float:
     """Mean AP over the scored classes, in percent."""
     scores = head.predict_logits(pooled.float()).double().numpy()[:, data.scored_index]
-    labels = data.splits["test" if split == "mAP" else split].matrix.dense()[:, data.scored_index]
+    labels = data.splits[split].matrix.dense()[:, data.scored_index]
     return round(100 * ranking_report(scores, labels).mean_average_precision, 2)
 
 
@@ -187,62 +227,41 @@ def localisation(data: BenchmarkSet, head: SpatialHead, features: Features) -> d
     labels: NDArray[np.int8] = data.test.matrix.rows(np.array(features.located))[:, scored]
     places = (located(data, image) for image in features.located)
     found = locate_report(maps, logits, labels, places, options=LOCATE).to_dict()
-    return {name: round(100 * found[name], 2) for name in (*SHOWN[1:], "pointing_chance")}
+    return {name: round(100 * found[name], 2) for name in (*LOCALISATION, "pointing_chance")}
 
 
 def lines(
-    data: BenchmarkSet,
-    seeds: Sequence[int],
-    kinds: Sequence[str],
-    done: set[tuple[Any, ...]],
-    methods: Sequence[str] = METHODS,
+    data: BenchmarkSet, wanted: Sequence[Job], done: set[tuple[Any, ...]], cache: Path
 ) -> Iterator[dict[str, Any]]:
-    """Yield a result for each seed, kind of labels and method that is not done."""
-    draws = {(known, seed): draw(data, known, seed) for known in kinds for seed in seeds}
-    positives = positives_per_image(data)
-    names = [(known, seed, name) for known, seed in draws for name in methods]
-    if all((data.name, *name) in done for name in names):
+    """Yield a result for each run on a set that is not done."""
+    left = [job for job in wanted if (data.name, *job) not in done]
+    if not left:
         return
-    features = prepare(data, list(draws.values()))
+    features, positives = prepare(data, cache), positives_per_image(data)
     grid = (features.maps.shape[2], features.maps.shape[3])
-    for known, seed, name in names:
-        if (data.name, known, seed, name) in done:
-            continue
-        variant = variants(known, positives, grid)[name]
-        result = run(data, features, draws[known, seed], variant, seed)
-        yield {"set": data.name, "known": known, "seed": seed, "method": name, **result}
-
-
-def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield Markdown: means over seeds, by set, known labels and method."""
-    rows: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        for name in ("val", *SHOWN):
-            rows[record["set"], record["known"], record["method"]][name].append(record[name])
-    yield f"| set | known | method | seeds | val | {' | '.join(SHOWN)} |"
-    yield "|" + "---|" * (5 + len(SHOWN))
-    for key, found in rows.items():
-        values = " | ".join(f"{statistics.mean(found[name]):.1f}" for name in ("val", *SHOWN))
-        yield f"| {' | '.join(key)} | {len(found['val'])} | {values} |"
+    for job in left:
+        labels = draw(data, job.known, job.seed)
+        result = run(data, features, labels, variant(job.method, job.weight, positives, grid), job.seed)
+        yield {"set": data.name, **job._asdict(), **result}
 
 
 def main() -> None:
     parser = script_arguments(__doc__, NAMES, SETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(5))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=(*TAGS, *PATCHES), default=(*TAGS, *PATCHES))
     parser.add_argument("--known", nargs="+", choices=KNOWN, default=KNOWN)
+    parser.add_argument("--weights", nargs="+", type=float, default=WEIGHTS, help="of the loss of patches")
     options = parser.parse_args()
     records = read_lines(options.out)
     if options.table:
-        print("\n".join(table(records)))
+        print("\n".join(page(records)))
         return
     torch.set_num_threads(1)
     keep_freed_memory()
-    done = {(r["set"], r["known"], r["seed"], r["method"]) for r in records}
+    done = {(r["set"], *(r[name] for name in Job._fields)) for r in records}
+    wanted = jobs(options.known, options.seeds, options.methods, options.weights)
     for name in options.sets:
-        for record in lines(
-            load(name, options.data, options.cache), options.seeds, options.known, done, options.methods
-        ):
+        for record in lines(load(name, options.data, options.cache), wanted, done, options.cache):
             append_line(options.out, record)
 
 

@@ -170,7 +170,9 @@ def test_table_3(start, root, tmp_path):
 
 def test_table_b1(start):
     """The lists name classes by number; the test photos name them by COCO's categories: they are the same classes."""
-    results, rows = start("scl_tableb1", "sets.coco14.val_images=4", methods=["bce", "splc", "pseudo"], known=["full", "75"])
+    results, rows = start(
+        "scl_tableb1", "sets.coco14.val_images=4", methods=["bce", "splc", "pseudo"], known=["full", "75"]
+    )
     assert set(results) == {"coco14 full bce", "coco14 75 splc", "coco14 75 pseudo"}
     assert {r["best"]["scored"] for r in results.values()} == {3}
     assert results["coco14 full bce"]["labels"]["negative"] > 0 == results["coco14 75 splc"]["labels"]["negative"]

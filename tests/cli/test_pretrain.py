@@ -60,7 +60,8 @@ def test_it_says_what_it_does_and_where_things_are(pretrained: tuple[Path, Resul
     assert "10 photos; method: mls (k 2, weight 0.5, neighbour_loss bce" in result.stderr
     assert "net: test_resnet, weights none, 32 px" in result.stderr
     assert "2 epochs, SGD, lr 0.0046875 cosine_epoch, batch 4, weight decay 0.0001" in result.stderr
-    assert f"  fewtags train LABELS --images PHOTOS --init {out}" in result.stderr
+    assert f"  fewtags train LABELS --images PHOTOS --init {out}\n" in result.stderr
+    assert f"  fewtags train LABELS --images PHOTOS --init preset --init {out}    (takes" in result.stderr
     assert load_toml(out / "pretrain.toml")["data"]["train"] == str(photos)
 
 

@@ -94,6 +94,7 @@ def finish(folder: RunFolder, cpu: bool) -> None:
         echo(f"report: {write_report(folder, cpu)}")
         say("next:")
         say(f"  fewtags train LABELS --images PHOTOS --init {run}")
+        say(f"  fewtags train LABELS --images PHOTOS --init preset --init {run}    (takes what validation prefers)")
         say(f"  fewtags transfer knn {run} LABELS --images PHOTOS")
         say(f"  fewtags export {run} --to backbone --out backbone.safetensors")
         return

@@ -9,6 +9,7 @@ from train_runs import FINETUNE, take, train
 
 from fewtags.engine import photo_cache
 from fewtags.engine.continuing import can_continue
+from fewtags.engine.events import Noted
 from fewtags.engine.methods import read_pretrain_settings
 from fewtags.engine.photo_cache import cache_note
 from fewtags.engine.planning import make_plan
@@ -29,6 +30,11 @@ def copies(folder):
     return [path for path in Path(folder).rglob("*") if path.is_file()]
 
 
+def problems(events):
+    """Warnings about a cache that cannot be written."""
+    return [event.text for event in events if isinstance(event, Noted) and "photo cache" in event.text]
+
+
 def model(out):
     return (out / "model.safetensors").read_bytes()
 
@@ -39,7 +45,7 @@ def test_a_run_has_the_same_bits_with_a_cold_and_a_warm_cache_and_after_an_inter
     """The folder is relative to where the run was started; the 24 photos of 64 px have copies as large as they are."""
     monkeypatch.chdir(tmp_path)
     config = make_config(**FINETUNE, data__photo_cache="cache")
-    train(config, tables, tmp_path / "cold")
+    assert problems(train(config, tables, tmp_path / "cold")) == []
     assert len(copies("cache/96px")) == 24
     train(config, tables, tmp_path / "left", stop=5)
     assert can_continue(RunFolder(tmp_path / "left", TRAINING), config)
@@ -48,9 +54,11 @@ def test_a_run_has_the_same_bits_with_a_cold_and_a_warm_cache_and_after_an_inter
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "cache")
-    take(open_run(tmp_path / "left", cpu=True).resume())
+    (tmp_path / "cache").write_text("")  # no folder: nothing can be written
+    (problem,) = problems(take(open_run(tmp_path / "left", cpu=True).resume()))
+    assert problem.startswith(f"the photo cache is not complete: cannot write {tmp_path / 'cache' / '96px'}/")
+    assert problem.endswith(". Photos without a copy are shrunken again in each epoch, with the same result")
     assert model(tmp_path / "cold") == model(tmp_path / "left")
-    assert copies(tmp_path / "cache")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -87,13 +95,13 @@ def test_a_plan_says_what_the_cache_will_take(tables, make_config, tmp_path):
     """24 photos of 64 x 64 pixels: 3 x 64 x 64 + 40 = 12,328 bytes each."""
     config = make_config(data__photo_cache=str(tmp_path / "cache"))
     start = f"photo cache: {tmp_path / 'cache'} gets a copy of each training photo with a shorter side of at most 96 px"
-    assert cache_lines(make_plan(config, tables=tables, cpu=True)) == [f"{start}: about 12 kB each, 0.00 GB in all"]
+    assert cache_lines(make_plan(config, tables=tables, cpu=True)) == [f"{start}: about 12 kB each, 0.3 MB in all"]
     assert not (tmp_path / "cache").exists()
     cache = PhotoCache.for_crops(tmp_path / "cache", 64)
     for key in tables.train.images.to_pylist()[:12]:
         cache.read_through(tables.train.root / key, lambda _: View.identity(), 8)
     (line,) = cache_lines(make_plan(config, tables=tables, cpu=True))
-    assert line.endswith("0.00 GB in all, of which about 50% are there")
+    assert line.endswith("0.3 MB in all, of which about 50% are there")
     assert cache_lines(make_plan(make_config(), tables=tables, cpu=True)) == []
 
 
@@ -103,7 +111,7 @@ def test_a_disk_without_room_is_said(tables, tmp_path, monkeypatch):
     note = cache_note(PhotoCache.for_crops(tmp_path / "cache", 64), tables.train)
     assert note.startswith("warning: photo cache: ")
     assert note.endswith(
-        "0.00 GB in all. Only 1.0 GB are free, and 1 GB are kept free, so there is room for 10 copies more; the other "
+        "0.3 MB in all. Only 1.0 GB are free, and 1 GB are kept free, so there is room for 10 copies more; the other "
         "photos are shrunken again in each epoch"
     )
 

@@ -58,7 +58,8 @@ def cache_note(cache: PhotoCache, photos: LabelTable, *, chosen: bool = True) ->
     each, free = sum(sizes) / len(sizes), free_disk(cache.folder)
     present = there / len(sizes)
     whole, missing = each * len(photos), each * len(photos) * (1 - present)
-    text = f"{what}: about {each / 1e3:,.0f} kB each, {whole / 1e9:,.2f} GB in all"
+    total = f"{whole / 1e9:,.1f} GB" if whole >= 1e9 else f"{whole / 1e6:,.1f} MB"
+    text = f"{what}: about {each / 1e3:,.0f} kB each, {total} in all"
     text += f", of which about {present:.0%} are there" if there else ""
     if missing <= free - KEPT_FREE:
         return text
@@ -66,4 +67,12 @@ def cache_note(cache: PhotoCache, photos: LabelTable, *, chosen: bool = True) ->
     return (
         f"warning: {text}. Only {free / 1e9:,.1f} GB are free, and {KEPT_FREE / 1e9:g} GB are kept free, so there is "
         f"room for {counted(fitting, 'copy', 'copies')} more; the other photos are shrunken again in each epoch"
+    )
+
+
+def problem_note(problem: str) -> str:
+    """Return what to say about a cache that cannot be written; `problem` is that of a `TrainLoader`."""
+    return (
+        f"the photo cache is not complete: {problem}. Photos without a copy are shrunken again in each epoch, with the "
+        "same result"
     )

@@ -88,7 +88,8 @@ class PretrainRun:
         unlabelled = no_labels(plan.photos)
         problem = make_problem(r, unlabelled, encoder.features_dim, plan.grid, device, self.shard)
         problem = replace(problem, truth=plan.photos.matrix if len(plan.photos.classes) else None)
-        fit = Fit(encoder, plan.objective, self._source(), config, problem, accelerator=self.accelerator, out=self.out)
+        source = self._source()
+        fit = Fit(encoder, plan.objective, source, config, problem, accelerator=self.accelerator, out=self.out)
         if not resume:
             if self.accelerator.is_main_process:
                 write_pretrain_record(plan, self.out)

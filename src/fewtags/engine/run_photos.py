@@ -55,6 +55,12 @@ class RunPhotos:
         self.fixed: StoredViews | None = None
         self._train_inputs: Tensor | None = None  # of the head, through the test view, on this process
         self._done = 0
+        self._loader: TrainLoader | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why the cache of photos could not be written; "" if it could, or without a cache."""
+        return "" if self._loader is None else self._loader.problem
 
     @property
     def device(self) -> torch.device:
@@ -104,7 +110,7 @@ class RunPhotos:
         if self.fixed is not None and all(stage.solved for stage in plan.resolved.stages):
             return self.fixed
         photos = self.train_set(None if cache is None else cache.views)
-        loader = TrainLoader(photos, sampler, self.collate, self.workers, self.device)
+        self._loader = loader = TrainLoader(photos, sampler, self.collate, self.workers, self.device)
         if cache is None:
             return loader
         freeze(plan.net, "head")

@@ -29,6 +29,7 @@ from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, save_model
 from fewtags.engine.model_card import write_card
 from fewtags.engine.object_sizes import cell_sizes
+from fewtags.engine.photo_cache import problem_note
 from fewtags.engine.plan import RunPlan, derive, head_plan
 from fewtags.engine.planned_fit import make_fit
 from fewtags.engine.run_photos import RunPhotos, as_spatial
@@ -122,7 +123,7 @@ class TrainRun:
         gallery = Gallery.choose(tables.splits(), tables.truth, photos.policy, photos.collate, seed=r.seed)
         epochs = fit.config.epochs
         moments = set(np.linspace(0, epochs - 1, min(SNAPSHOTS, epochs)).round().astype(int).tolist())
-        remarked = False
+        remarked, complete = False, True
         for event in fit.run(resume):
             if isinstance(event, EpochEnded) and self.accelerator.is_main_process:
                 epoch = int(event.record["epoch"])
@@ -135,6 +136,9 @@ class TrainRun:
                 best = None if event.best_epoch is None else fit.state.history[event.best_epoch]
                 self._finish(as_spatial(fit.evaluated), event, best, gallery, baseline)
             yield event
+            if complete and photos.problem:
+                complete = False
+                yield Noted(problem_note(photos.problem))
             if isinstance(event, Started) and worth is not None:
                 yield Noted(str(worth), warning=False)
             if isinstance(event, EpochEnded) and not remarked:

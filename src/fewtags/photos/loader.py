@@ -6,7 +6,6 @@ requests, and a resume in the middle of an epoch therefore change nothing.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -172,7 +171,8 @@ def make_places(row: NDArray[np.int64], classes: NDArray[np.int32], boxes: NDArr
 class TrainLoader:
     """Training batches of any epoch, from any step on; a `BatchSource` of the training loop.
 
-    Worker processes start with the first epoch and stop with the loader. One epoch is read at a time.
+    Worker processes start with the first epoch and stop with the loader. One epoch is read at a time. `problem` says
+    why the cache of photos could not be written, and is "" as long as it could.
 
     Args:
         data: the samples.
@@ -193,7 +193,7 @@ class TrainLoader:
         assert len(data) == sampler.samples, (len(data), sampler.samples)
         self.sampler = sampler
         self._collate, self._device = collate, device
-        self._plan, self._warned = _Plan(sampler), False
+        self._plan, self.problem = _Plan(sampler), ""
         self._loader = make_loader(data, self._plan, collate, workers, batch_size=sampler.batch_size)
 
     @property
@@ -204,19 +204,13 @@ class TrainLoader:
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from number `start` on; an unreadable photo is a `DataError`."""
         self._plan.epoch, self._plan.start = epoch, start
-        return _normalised(self._reported(), self._collate, self._device)
+        return _normalised(self._watched(), self._collate, self._device)
 
-    def _reported(self) -> Iterator[PixelBatch | Failure]:
-        """Yield the batches; warn once if the cache of photos cannot be written."""
+    def _watched(self) -> Iterator[PixelBatch | Failure]:
+        """Yield the batches, and keep the first problem."""
         for batch in self._loader:
-            if isinstance(batch, PixelBatch) and batch.problem and not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"the cache of photos is not complete: {batch.problem}. Photos without a copy are shrunken again "
-                    "in each epoch, with the same result.",
-                    UserWarning,
-                    stacklevel=1,
-                )
+            if isinstance(batch, PixelBatch) and not self.problem:
+                self.problem = batch.problem
             yield batch
 
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from train_runs import take, train
 
-from fewtags.config.presets import Facts, resolve
+from fewtags.budget.simulate import keep
+from fewtags.config.presets import Candidate, Facts, resolve
 from fewtags.config.search import candidates, settled, trial
 from fewtags.config.sections import ObjectiveConfig
 from fewtags.engine import planning, preset_facts, run_photos, runfolder, search
@@ -21,7 +22,7 @@ from fewtags.engine.events import Noted
 from fewtags.engine.model import read_info
 from fewtags.engine.planning import make_plan, settings_of_best
 from fewtags.engine.runfolder import SEARCH_FILE
-from fewtags.engine.search import Search, compared, read_search
+from fewtags.engine.search import Search, Trial, best_of, compared, read_search, why_not_random
 from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import load_tensors
 from fewtags.engine.train_run import TrainRun, open_run
@@ -31,9 +32,11 @@ from fewtags.labels import Label
 from fewtags.nets.encoder import create_encoder
 from fewtags.report.build import render
 from fewtags.report.load import load_run
+from fewtags.table.table import LabelTable
 
 SOLVED = {"train__preset": "cpu", "train__stages": None, "train__cached_views": None, "train__batch_size": None}
 SIZES = {"augment__size": None, "search__sizes": [32, 64]}
+PLAIN = {"augment__size": 32, "search__sizes": []}
 
 
 @pytest.fixture
@@ -502,3 +505,90 @@ def test_each_candidate_is_derived_once_before_training(config, tables, monkeypa
     )
     make_plan(config(), tables=tables, cpu=True)
     assert sizes == [0, 64]
+
+
+# --- partial labels
+
+
+def tags(table, dense):
+    """The photos of a table with other labels, and without places."""
+    image, class_ = np.nonzero(dense)
+    found = LabelTable.build(
+        table.images.to_pylist(), table.classes, image=image, class_=class_, state=dense[image, class_]
+    )
+    return replace(found, root=table.root)
+
+
+def partly(tables, share=0.5):
+    """The tables with a share of all labels, blank at random."""
+    kept = {
+        name: keep(table, positives=share, negatives=share, seed=0)
+        for name, table in (("train", tables.truth), ("val", tables.val))
+    }
+    return replace(tables, **{name: tags(table, table.matrix.dense()) for name, table in kept.items()})
+
+
+def test_partial_labels_compare_what_a_blank_means(config, tables, tmp_path, monkeypatch):
+    """A method that learns from known labels alone is tried beside the default, and taken where it is better."""
+    monkeypatch.setattr(search, "LEAST_KNOWN", 1)
+    plain = config(**PLAIN)
+    events = train(plain, partly(tables), tmp_path / "run")
+    trials = read_search(tmp_path / "run").trials
+    assert [(t.candidate.method, t.candidate.for_random_blanks) for t in trials] == [
+        ("expected_negative", False),
+        ("bce", True),
+    ]
+    values = [t.value for t in trials if not t.left_out]
+    assert read_search(tmp_path / "run").chosen == [t.value for t in trials].index(max(values))
+    assert any(event.text.startswith("search: bce: val mAP") for event in events if isinstance(event, Noted))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": {"name": "expected_negative"}},
+        {"objective": {"positives_per_image": 2.0}},
+        {"train__preset": "views"},
+    ],
+)
+def test_what_the_user_chose_is_not_compared(config, tables, changes):
+    plain = config(**{**PLAIN, **changes})
+    assert make_plan(plain, tables=partly(tables), cpu=True).resolved.search == ()
+
+
+def test_single_positives_and_complete_labels_compare_nothing(config, tables):
+    plain = config(**PLAIN)
+    assert make_plan(plain, tables=tables, cpu=True).resolved.search == ()
+    assert make_plan(plain, tables=replace(tables, train=tables.truth), cpu=True).resolved.search == ()
+
+
+def test_photos_with_many_labels_that_differ_from_others_are_not_random(tables):
+    """Every tenth photo is complete, and the others have one positive: no blank is random."""
+    dense = tables.train.matrix.dense()
+    dense[::10] = tables.truth.matrix.dense()[::10]
+    mixed = tags(tables.train, dense)
+    assert preset_facts._is_partial(partly(tables).train)
+    assert not preset_facts._is_partial(mixed)
+
+
+def test_known_labels_with_high_scores_are_not_random():
+    """Somebody looked at what a model suggested: labels of low scores are blank, whatever they are."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((200, 4)).astype(np.float32)
+    labels = np.where(rng.random((200, 4)) < 0.4, Label.POSITIVE, Label.NEGATIVE).astype(np.int8)
+    blank = np.where(rng.random((200, 4)) < 0.5, np.int8(0), labels)
+    assert why_not_random(logits, blank) == ""
+    assert "known ones have higher scores" in why_not_random(logits, np.where(logits > 0.5, labels, np.int8(0)))
+    assert "known ones have lower scores" in why_not_random(logits, np.where(logits < 0.5, labels, np.int8(0)))
+    assert why_not_random(logits[:20], blank[:20]).startswith("fewer than 100 known labels")
+    assert why_not_random(logits, labels).startswith("fewer than 100 known labels")  # nothing is blank
+
+
+def test_a_candidate_that_is_left_out_is_never_the_best():
+    one = Candidate(backbone="a", weights="none", size=32, pool="mean", method="bce")
+    trials = tuple(
+        Trial(candidate=one, metric="mAP", value=value, logit_variance=1, seconds=0, left_out=why)
+        for value, why in ((None, ""), (0.9, "not random"), (0.8, ""))
+    )
+    assert best_of(trials) == 2
+    assert best_of(trials[:2]) == 0

@@ -9,7 +9,7 @@ from scipy import stats
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
-from fewtags.metrics.counts import counts_from_tags, estimate_counts, possible_mean, share_by_known
+from fewtags.metrics.counts import counts_from_tags, estimate_counts, possible_mean, score_by_known, share_by_known
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
 
@@ -142,3 +142,19 @@ def test_tags_that_are_certain_give_the_mean_of_the_counts():
 def test_a_level_out_of_range_is_refused():
     with pytest.raises(ConfigError, match="between 0 and 1, got 1"):
         estimate_counts(int8([[P]]), 2, level=1.0)
+
+
+def test_scores_of_known_cells_are_compared_class_by_class():
+    """One class is the test of Mann and Whitney; two classes are not one, whatever their scores are."""
+    rng = np.random.default_rng(3)
+    scores, labels = rng.normal(size=(60, 1)), rng.choice(np.array([1, 0, -1], np.int8), size=(60, 1))
+    found = score_by_known(scores, labels)
+    known = labels[:, 0] != 0
+    expected = stats.mannwhitneyu(scores[known, 0], scores[~known, 0], method="asymptotic", use_continuity=False)
+    assert found.area == pytest.approx(expected.statistic / (known.sum() * (~known).sum()))
+    assert 2 * stats.norm.sf(abs(found.z)) == pytest.approx(expected.pvalue)
+    assert found.known == known.sum()
+    twice = score_by_known(np.hstack([scores, scores + 100]), np.hstack([labels, labels]))
+    assert twice.area == pytest.approx(found.area)
+    assert twice.z == pytest.approx(found.z * 2**0.5)
+    assert score_by_known(scores, np.ones((60, 1), np.int8)) is None

@@ -18,7 +18,8 @@ class Facts(Settings):
     """What `resolve` knows about data, machine and method (the last four, see `Objective`).
 
     `processes`: the number of processes that train together. `answers`: whether a training label is an answer of a
-    person.
+    person. `partial`: whether some labels are unknown, at least as many known ones are negative as positive, and
+    photos with many and with few known labels have the same share of positives among them.
     """
 
     samples: int
@@ -29,6 +30,7 @@ class Facts(Settings):
     offline_backbone: str | None = None
     bf16: bool = False
     answers: bool = False
+    partial: bool = False
     solvable: bool = True
     needs_maps: bool = False
     solvable_warmup: bool = True
@@ -145,7 +147,8 @@ ON_CPU: Mapping[str, _Preset] = {
 class Candidate(Settings):
     """A combination of settings that `train` tries before it trains.
 
-    `epochs` are those in steps that follow if it is the best; None: those of the preset.
+    `epochs` are those in steps that follow if it is the best; None: those of the preset. `for_random_blanks`: it is
+    only taken if the labels of the validation photos look blank at random.
     """
 
     backbone: str
@@ -154,6 +157,7 @@ class Candidate(Settings):
     pool: PoolChoice
     method: str
     epochs: int | None = None
+    for_random_blanks: bool = False
 
 
 @final

@@ -10,10 +10,13 @@ from types import MappingProxyType
 from fewtags.config.presets import ON_CPU, PRESETS, SOLVED, Candidate, Facts, Resolved, rescaled
 from fewtags.config.sections import NO_FILES, Config
 from fewtags.errors import ConfigError
+from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.text import named
 
 PRESET_START = "preset"
 """Word of `search.starts` for the weights of a run that starts from no encoder."""
+KNOWN_METHOD = "bce"
+"""The method that learns from known labels alone, which is tried for partial labels."""
 SIZES = (288, 352, 416)
 """Input sides that `train.minutes` compares, the first ones that fit (docs/LOG.md)."""
 
@@ -94,6 +97,27 @@ def candidates(
             search.methods or (resolved.method,),
         )
     )
+
+
+def own_candidates(config: Config, resolved: Resolved, facts: Facts) -> tuple[Candidate, ...]:
+    """Return the methods that a run without a section `search` compares if its head is solved; none for one method."""
+    methods = own_methods(config, facts)
+    if len(methods) < 2 or not all(stage.solved for stage in resolved.stages):
+        return ()
+    own = {name: getattr(resolved, name) for name in ("backbone", "weights", "size", "pool")}
+    return tuple(Candidate(**own, method=m, for_random_blanks=m == KNOWN_METHOD) for m in methods)
+
+
+def own_methods(config: Config, facts: Facts) -> tuple[str, ...]:
+    """Return the methods that suit the labels, the default first.
+
+    For partial labels with negatives these are two: the default, for which a blank is absent unless the class is
+    expected in the photo, and the cross-entropy of the known labels alone. That one is better where labels are blank at
+    random, and much worse where they are not (docs/partial_labels.md).
+    """
+    chosen = config.objective.model_fields_set or config.train.stages is not None or config.train.select == "last"
+    other = facts.answers or facts.needs_maps or facts.processes > 1 or config.data.teacher is not None
+    return (DEFAULT_METHOD, KNOWN_METHOD) if facts.partial and not chosen and not other else (DEFAULT_METHOD,)
 
 
 def _weights(config: Config, resolved: Resolved, facts: Facts, backbone: str) -> str:

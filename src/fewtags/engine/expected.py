@@ -16,7 +16,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.files import write_text
 from fewtags.formats.answers import read_answers
 from fewtags.labels import ClassNames, Label
-from fewtags.metrics.counts import Counts, estimate_counts, possible_mean, share_by_known
+from fewtags.metrics.counts import FAR, Counts, estimate_counts, possible_mean, share_by_known
 from fewtags.table.answered import answered, with_answers
 from fewtags.table.keyed_random import content_hashes, seeded
 from fewtags.table.merge import with_classes
@@ -28,8 +28,6 @@ Kind = Literal["complete", "partial", "tags"]
 KINDS: tuple[Kind, ...] = ("complete", "partial", "tags")
 SHOWN = 40
 """Classes that the text lists."""
-FAR = 3.0
-"""Standard errors between two shares from which on they differ."""
 
 
 @final

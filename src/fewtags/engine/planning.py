@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fewtags.check.check import check
 from fewtags.config.preset_checks import check_selection
 from fewtags.config.presets import SOLVED, Candidate, Facts, Resolved, resolve, why_unsolvable
-from fewtags.config.search import SIZES, described, trial
+from fewtags.config.search import SIZES, described, own_methods, trial
 from fewtags.config.search import settled as settled_on
 from fewtags.config.sections import Config
 from fewtags.engine.methods import make_objective, method_class
@@ -78,8 +78,17 @@ def make_plan(
     about, tried = preset_facts(config, cleaned.train, cpu), plan.resolved.search
     sizes, starts = _sizes_to_compare(config, about, plan.resolved), _speeds_of_starts(plan, speed, cpu)
     spent = time.perf_counter() - began
+    methods = _methods_to_compare(config, about, tried)
     box = time_box(
-        config.train.minutes, plan.resolved, cleaned, speed, spent, sizes, maps=about.needs_maps, starts=starts
+        config.train.minutes,
+        plan.resolved,
+        cleaned,
+        speed,
+        spent,
+        sizes,
+        maps=about.needs_maps,
+        starts=starts,
+        methods=max(1, len(methods)),
     )
     if config.train.preset is not None:  # a preset that was named is not replaced
         refuse_too_short(config.train.minutes, config.train.preset, box)
@@ -87,7 +96,8 @@ def make_plan(
     if not box.epochs:
         head_alone = config.train.model_copy(update={"minutes": None, "preset": SOLVED})
         resolved = resolve(config.model_copy(update={"train": head_alone}), preset_facts(config, cleaned.train, cpu))
-    plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=within(resolved, box, tried), teacher=teacher)
+    resolved = within(resolved, box, tried, methods)
+    plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=resolved, teacher=teacher)
     _refuse_candidates(plan, out, cpu)
     return replace(plan, notes=(box.line(config.train.minutes), *plan.notes, *_cache_notes(plan)))
 
@@ -112,6 +122,13 @@ def _sizes_to_compare(config: Config, facts: Facts, resolved: Resolved) -> tuple
     if facts.device != "cpu" or any(value is not None for value in chosen) or resolved.search:
         return ()
     return tuple(size for size in SIZES if not why_unsolvable(facts, size))
+
+
+def _methods_to_compare(config: Config, facts: Facts, tried: Sequence[Candidate]) -> tuple[str, ...]:
+    """Return the methods that `train.minutes` compares; none if one is fixed, or something else is compared."""
+    one = tried or facts.device != "cpu" or config.train.preset is not None or why_unsolvable(facts, SIZES[0])
+    methods = own_methods(config, facts)
+    return () if one or len(methods) < 2 else methods
 
 
 def _speeds_of_starts(plan: RunPlan, speed: Speed, cpu: bool) -> dict[str, Speed]:

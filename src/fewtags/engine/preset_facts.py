@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fewtags.config.presets import Facts, Resolved, resolve
-from fewtags.config.search import candidates, starting
+from fewtags.config.presets import MOST_CELLS, Facts, Resolved, resolve
+from fewtags.config.search import candidates, own_candidates, starting
 from fewtags.config.sections import Config
 from fewtags.engine.encoder_file import compared_encoders
 from fewtags.engine.machine import facts
 from fewtags.engine.methods import derive_objective, settled
+from fewtags.labels import Label
+from fewtags.metrics.counts import FAR, share_by_known
 from fewtags.objectives.base import RunFacts
 from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.table.answered import answered
@@ -18,7 +20,8 @@ def resolve_settings(config: Config, found: Facts) -> Resolved:
     """Derive what the user left open; with a search, the settings are those of its first candidate."""
     resolved = resolve(config, found)
     encoders = compared_encoders(config.search.starts, config.model.backbone)
-    return starting(resolved, candidates(config, resolved, found, encoders))
+    asked = candidates(config, resolved, found, encoders)
+    return starting(resolved, asked or own_candidates(config, resolved, found))
 
 
 def preset_facts(config: Config, train: LabelTable, cpu: bool, method_name: str = DEFAULT_METHOD) -> Facts:
@@ -37,4 +40,17 @@ def preset_facts(config: Config, train: LabelTable, cpu: bool, method_name: str 
     objective, _ = derive_objective(method, solved)
     found = facts(len(train), len(train.classes), cpu)
     asked = ("solvable", "solvable_warmup", "needs_maps", "open_answer_weight")
-    return found.model_copy(update={"answers": answers} | {key: getattr(objective, key) for key in asked})
+    about = {"answers": answers, "partial": _is_partial(train)}
+    return found.model_copy(update=about | {key: getattr(objective, key) for key in asked})
+
+
+def _is_partial(train: LabelTable) -> bool:
+    """See `Facts.partial`; False for tables that are too large to solve a head for."""
+    labels = train.matrix
+    known = {state: int(labels.counts(state).sum()) for state in Label}
+    if known[Label.UNKNOWN] == 0 or not known[Label.NEGATIVE] >= known[Label.POSITIVE] > 0:
+        return False
+    if labels.shape[0] * labels.shape[1] > MOST_CELLS:
+        return False
+    found = share_by_known(labels.dense())
+    return found is None or abs(found.z) < FAR

@@ -16,6 +16,7 @@ from typing import Any, final
 
 import numpy as np
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
@@ -32,10 +33,13 @@ from fewtags.engine.run_photos import RunPhotos, as_spatial
 from fewtags.engine.runfolder import SEARCH_FILE
 from fewtags.errors import CheckpointError, FewtagsError
 from fewtags.files import write_text
+from fewtags.metrics.counts import FAR, score_by_known
 from fewtags.metrics.intervals import difference_interval
 from fewtags.photos.scan import Tick
 
 SEARCH_FOLDER = "search"
+LEAST_KNOWN = 100
+"""Known labels of validation photos without which nobody can tell whether labels are blank at random."""
 CURE = f"delete {SEARCH_FILE}, and everything is tried again, or start a new run"
 CHOSEN_CURE = "restore it, or delete it: the run keeps its choice, and its report does not show what was tried"
 
@@ -50,6 +54,7 @@ class Trial(BaseModel):
         logit_variance: that strength.
         seconds: wall-clock time, with the features.
         weights: sha256 of the initial weights, see `Origin`; "" in records of older versions.
+        left_out: why the candidate cannot be the best; "" if it can.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,6 +65,7 @@ class Trial(BaseModel):
     logit_variance: float
     seconds: float
     weights: str = ""
+    left_out: str = ""
 
 
 @final
@@ -187,6 +193,7 @@ class Search:
             logit_variance=float(history[at]["logit_variance"]),
             seconds=round(time.perf_counter() - began, 2),
             weights=_fingerprint(plan),
+            left_out=why_not_random(shown, labels) if candidate.for_random_blanks else "",
         )
         return found, shown
 
@@ -216,16 +223,18 @@ class Search:
         if found.value is None:
             return f"{name} ({found.seconds:.0f} s)"
         absent = "" if found.metric == "mAP" else ", unknown counted as absent"
-        return f"{name}: val mAP {100 * found.value:.1f}{absent} ({found.seconds:.0f} s)"
+        left_out = f", left out: {found.left_out}" if found.left_out else ""
+        return f"{name}: val mAP {100 * found.value:.1f}{absent} ({found.seconds:.0f} s){left_out}"
 
     def _why(self, chosen: int) -> str:
         trials = self.record.trials
         name = described(trials[chosen].candidate, self.candidates)
         if trials[chosen].value is None:
             return f"{name} is trained, the first one, since validation cannot compare them"
-        if len(trials) == 1:
-            return f"{name} is trained, the only one"
-        other = 0 if chosen else best_of(trials[1:]) + 1
+        others = [n for n in range(len(trials)) if n != chosen and not trials[n].left_out]
+        if not others:
+            return f"{name} is trained, the only one" + (" that is left" if len(trials) > 1 else "")
+        other = 0 if chosen and 0 in others else others[best_of(tuple(trials[n] for n in others))]
         low, high = self._interval(other, chosen)
         beside = described(trials[other].candidate, self.candidates)
         value = 100 * ((trials[chosen].value or 0.0) - (trials[other].value or 0.0))
@@ -265,7 +274,19 @@ def best_of(trials: tuple[Trial, ...]) -> int:
     1
     """
     values = [-1.0 if found.value is None else found.value for found in trials]
+    values = [-2.0 if found.left_out else value for found, value in zip(trials, values, strict=True)]
     return values.index(max(values))
+
+
+def why_not_random(logits: Logits, labels: NDArray[np.int8]) -> str:
+    """Return why the known labels of photos do not look like random ones, by the scores of a model; "" if they do."""
+    found = score_by_known(logits.astype(np.float64), labels)
+    if found is None or found.known < LEAST_KNOWN:
+        return f"fewer than {LEAST_KNOWN} known labels on validation show whether labels are blank at random"
+    if abs(found.z) < FAR:
+        return ""
+    which = "higher" if found.z > 0 else "lower"
+    return f"labels are not blank at random on validation: known ones have {which} scores (z {found.z:.1f})"
 
 
 def is_open(out: Path) -> bool:

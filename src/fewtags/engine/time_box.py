@@ -13,7 +13,7 @@ from typing import final
 import torch
 
 from fewtags.config.presets import MOST_CELLS, SOLVED, Candidate, Resolved, rescaled
-from fewtags.config.search import starting
+from fewtags.config.search import KNOWN_METHOD, starting
 from fewtags.engine.autocast import Autocast
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import make_policy
@@ -179,6 +179,7 @@ def time_box(
     *,
     maps: bool = False,
     starts: Mapping[str, Speed] = MappingProxyType({}),
+    methods: int = 1,
 ) -> TimeBox:
     """Choose the input sides to compare, and for each the number of epochs in steps: at most that of the preset.
 
@@ -192,6 +193,7 @@ def time_box(
         maps: whether the head is solved on the cells of the maps, as places need it.
         starts: speeds of the starts that are compared, by their descriptions; then `sizes` are not. They are compared
             even if that takes longer than `minutes`.
+        methods: number of methods that are compared for each of them.
     """
     train, val = len(tables.train), len(tables.val)
     everything = sum(len(table) for table in tables.splits().values())
@@ -215,7 +217,7 @@ def time_box(
         solving = sum(solving_seconds(train, len(tables.train.classes), o.size if maps else 0) for o in compared)
         passes = sum(seconds(train + val, option.speed.forward) for option in compared)
         others = everything - train - val
-        return spent + passes + solving + seconds(others + everything - train, slowest)
+        return spent + passes + methods * solving + seconds(others + everything - train, slowest)
 
     while len(options) > 1 and not starts and rest(options) > planned:
         options = options[:-1]
@@ -239,17 +241,31 @@ def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
         )
 
 
-def within(resolved: Resolved, box: TimeBox, starts: Sequence[Candidate] = ()) -> Resolved:
-    """Return the settings with the epochs of a time box, and with what it compares: its sizes, or the `starts`."""
+def within(resolved: Resolved, box: TimeBox, starts: Sequence[Candidate] = (), methods: Sequence[str] = ()) -> Resolved:
+    """Return the settings with the epochs of a time box, and with what it compares: its sizes, or the `starts`.
+
+    Each size is tried with each of the `methods`; none: with that of the run.
+    """
     if box.epochs:
         resolved = resolved.model_copy(update={"stages": rescaled(resolved.stages, box.epochs, None)})
     if starts:
         timed = zip(starts, box.sizes, strict=True)
         return starting(resolved, tuple(one.model_copy(update={"epochs": found.epochs}) for one, found in timed))
-    if len(box.sizes) == 1:
+    methods = methods or (resolved.method,)
+    if len(box.sizes) * len(methods) == 1:
         return resolved
-    own = {name: getattr(resolved, name) for name in ("backbone", "weights", "pool", "method")}
-    tried = tuple(Candidate(**own, size=fitting.size, epochs=fitting.epochs) for fitting in box.sizes)
+    own = {name: getattr(resolved, name) for name in ("backbone", "weights", "pool")}
+    tried = tuple(
+        Candidate(
+            **own,
+            size=fitting.size,
+            method=m,
+            epochs=fitting.epochs,
+            for_random_blanks=len(methods) > 1 and m == KNOWN_METHOD,
+        )
+        for fitting in box.sizes
+        for m in methods
+    )
     return resolved.model_copy(update={"search": tried})
 
 

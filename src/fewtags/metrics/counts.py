@@ -14,6 +14,9 @@ from scipy import stats
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
 
+FAR = 3.0
+"""Standard errors from which on labels are not blank at random."""
+
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -170,6 +173,41 @@ def share_by_known(labels: Int8[Array, "n c"]) -> ShareByKnown | None:
     first, second = ((weight * x).sum() / weight.sum() for x in found / m)
     error = float((weight * pooled * (1 - pooled)).sum()) ** 0.5 / float(weight.sum())
     return ShareByKnown(float(first), float(second), float((first - second) / error) if error else 0.0)
+
+
+@final
+@dataclass(frozen=True)
+class ScoreByKnown:
+    """Whether cells are blank at random, by the scores of a model that has not seen these images.
+
+    Attributes:
+        area: probability that a known cell has a higher score than an unknown cell of its class; one half if cells are
+            blank at random.
+        z: difference to one half over its standard error, for independent cells.
+        known: number of known cells that were compared.
+    """
+
+    area: float
+    z: float
+    known: int
+
+
+def score_by_known(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -> ScoreByKnown | None:
+    """Compare the scores of known and unknown cells, class by class (Mann and Whitney, 1947; van Elteren, 1960).
+
+    People who label what they see, or what a model suggested, leave cells with low scores blank. None if no class has
+    both kinds of cells.
+    """
+    known = labels != Label.UNKNOWN
+    m, n = known.sum(0).astype(np.float64), (~known).sum(0).astype(np.float64)
+    both = (m > 0) & (n > 0)
+    if not both.any():
+        return None
+    m, n = m[both], n[both]
+    ranks = stats.rankdata(scores[:, both], axis=0)
+    wins = (ranks * known[:, both]).sum(0) - m * (m + 1) / 2
+    error = float((m * n * (m + n + 1) / 12).sum()) ** 0.5
+    return ScoreByKnown(float(wins.sum() / (m * n).sum()), float((wins - m * n / 2).sum() / error), int(m.sum()))
 
 
 def counts_from_tags(prob: Float[Array, "n c"]) -> tuple[float, NDArray[np.float64]]:

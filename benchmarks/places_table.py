@@ -31,7 +31,9 @@ photo is known, and nothing is known to be absent. *Every class*: the tags are c
 EfficientNet-Lite0 of `fewtags train` at 288 px; every head is solved for the same six strengths of regularisation,
 and methods with a loss of patches also for the same weights of it. Validation mAP (complete labels) chooses strength
 and weight for each draw. *default* is `fewtags train`: EN with the loss of patches, whose weight is 1. Methods
-without "patches" take points and boxes as tags; "EN, tags alone" does without them.
+without "patches" take points and boxes as tags; "EN, tags alone" does without them. Where a section says "not tuned",
+all methods with patches have the weight 1, which was chosen for EN on other draws (seeds 10 and 11), so their
+comparison may favour the default.
 
 Mean ± standard deviation over draws of labels and places. *- method*: the default minus the method, paired by draw,
 with its 95 % interval (Student's), without a correction for the number of intervals. Pointing, mAP-loc and PxAP are

@@ -12,10 +12,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     ValidationError,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from fewtags.errors import ConfigError
 from fewtags.text import suggest

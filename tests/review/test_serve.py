@@ -36,3 +36,9 @@ def test_replies_do_not_wait_for_acknowledgements() -> None:
 def test_a_taken_port_is_named() -> None:
     with listen(port=0) as first, pytest.raises(ConfigError, match=f"--port {first.getsockname()[1]} cannot be used"):
         listen(port=first.getsockname()[1])
+
+
+@pytest.mark.parametrize("port", [None, 8799])
+def test_a_host_that_is_not_of_this_machine_is_named(port: int | None) -> None:
+    with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 cannot be used"):  # an address for documentation
+        listen("192.0.2.1", port)

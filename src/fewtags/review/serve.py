@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -35,7 +36,8 @@ def listen(host: str = LOCAL, port: int | None = None) -> socket.socket:
         else:
             bound.listen(128)
             return bound
-    what = f"--port {port}" if port is not None else f"--host {host}"
+    of_port = problem.errno in (errno.EADDRINUSE, errno.EACCES)  # anything else is said of the address
+    what = f"--port {port}" if port is not None and of_port else f"--host {host}"
     raise ConfigError(f"{what} cannot be used: {problem.strerror or problem}; choose another one.")
 
 

@@ -15,14 +15,15 @@ from fewtags.budget.simulate import keep
 from fewtags.config.presets import Candidate, Facts, resolve
 from fewtags.config.search import candidates, settled, trial
 from fewtags.config.sections import ObjectiveConfig
-from fewtags.engine import planning, preset_facts, run_photos, runfolder, search
+from fewtags.engine import planning, preset_facts, random_blanks, run_photos, runfolder, search
 from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.encoder_file import EncoderInfo, save_encoder
 from fewtags.engine.events import Noted
 from fewtags.engine.model import read_info
 from fewtags.engine.planning import make_plan, settings_of_best
+from fewtags.engine.random_blanks import why_not_random
 from fewtags.engine.runfolder import SEARCH_FILE
-from fewtags.engine.search import Search, Trial, best_of, compared, read_search, why_not_random
+from fewtags.engine.search import Search, Trial, best_of, compared, read_search
 from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import load_tensors
 from fewtags.engine.train_run import TrainRun, open_run
@@ -530,7 +531,7 @@ def partly(tables, share=0.5):
 
 def test_partial_labels_compare_what_a_blank_means(config, tables, tmp_path, monkeypatch):
     """A method that learns from known labels alone is tried beside the default, and taken where it is better."""
-    monkeypatch.setattr(search, "LEAST_KNOWN", 1)
+    monkeypatch.setattr(random_blanks, "LEAST_KNOWN", 1)
     plain = config(**PLAIN)
     events = train(plain, partly(tables), tmp_path / "run")
     trials = read_search(tmp_path / "run").trials
@@ -581,7 +582,51 @@ def test_known_labels_with_high_scores_are_not_random():
     assert "known ones have higher scores" in why_not_random(logits, np.where(logits > 0.5, labels, np.int8(0)))
     assert "known ones have lower scores" in why_not_random(logits, np.where(logits < 0.5, labels, np.int8(0)))
     assert why_not_random(logits[:20], blank[:20]).startswith("fewer than 100 known labels")
-    assert why_not_random(logits, labels).startswith("fewer than 100 known labels")  # nothing is blank
+
+
+def test_complete_validation_needs_no_test_of_blanks():
+    """Its average precision is the true one. A class without any label is not in it."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((200, 4)).astype(np.float32)
+    labels = np.where(logits > 0.5, Label.POSITIVE, Label.NEGATIVE).astype(np.int8)
+    labels[:, 3] = Label.UNKNOWN
+    assert why_not_random(logits, labels) == ""
+    assert why_not_random(logits[:33], labels[:33]) == "validation has fewer than 100 known labels"
+    labels[:110, 3] = Label.POSITIVE  # one class has blanks, and decides
+    labels[logits[:, 3] < 0, 3] = Label.UNKNOWN
+    assert "fewer than 100 known labels" in why_not_random(logits, labels)
+
+
+def test_a_validation_that_cannot_tell_compares_nothing_and_says_so(config, tables):
+    """Otherwise two heads would be solved, of which one could never be taken."""
+    few = partly(tables)
+    assert int((few.val.matrix.dense() != Label.UNKNOWN).sum()) < random_blanks.LEAST_KNOWN
+    plan = make_plan(config(**PLAIN), tables=few, cpu=True)
+    assert plan.resolved.search == ()
+    note = (
+        "note: bce, which learns from known labels alone, is not compared with expected_negative: fewer than 100 known "
+        "labels on validation show whether labels are blank at random"
+    )
+    assert note in plan.notes
+    for other in (config(**PLAIN, objective={"name": "splc"}), config(**PLAIN, train__preset="views")):
+        assert note not in make_plan(other, tables=few, cpu=True).notes
+
+
+def test_a_candidate_that_was_left_out_is_no_rival_in_the_report(searched, tmp_path):
+    """It may have the highest mAP: the report says why it is not trained, and the model does not claim to be best."""
+    found = read_search(searched[0])
+    best = found.trials[found.chosen]
+    better = best.model_copy(update={"value": 1.0, "left_out": "labels are not blank at random", "seconds": 77.0})
+    record = found.model_copy(update={"trials": (*found.trials, better)})
+    assert compared(record) == "; the best of 5 tried first that was not left out"
+    alone = found.model_copy(update={"trials": (best, better), "chosen": 0})
+    assert compared(alone) == "; the only one of 2 tried first that was not left out"
+    shutil.copytree(searched[0], tmp_path / "run")
+    (tmp_path / "run" / SEARCH_FILE).write_text(record.model_dump_json())
+    run = load_run(tmp_path / "run")
+    assert [tried.seconds for tried in run.tried].index(77.0) == 4
+    assert run.tried[0].trained or found.trials[0].value == best.value
+    assert "left out: labels are not blank at random" in render([run])
 
 
 def test_a_candidate_that_is_left_out_is_never_the_best():

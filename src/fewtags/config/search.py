@@ -117,7 +117,8 @@ def own_methods(config: Config, facts: Facts) -> tuple[str, ...]:
     """
     chosen = config.objective.model_fields_set or config.train.stages is not None or config.train.select == "last"
     other = facts.answers or facts.needs_maps or facts.processes > 1 or config.data.teacher is not None
-    return (DEFAULT_METHOD, KNOWN_METHOD) if facts.partial and not chosen and not other else (DEFAULT_METHOD,)
+    suits = facts.partial and facts.tells_random
+    return (DEFAULT_METHOD, KNOWN_METHOD) if suits and not chosen and not other else (DEFAULT_METHOD,)
 
 
 def _weights(config: Config, resolved: Resolved, facts: Facts, backbone: str) -> str:

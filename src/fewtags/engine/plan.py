@@ -147,7 +147,7 @@ def derive(
             "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
         )
     tables = replace(tables, positives_per_image=config.data.positives_per_image)
-    resolved = resolved or resolve_settings(config, preset_facts(config, train, cpu))
+    resolved = resolved or resolve_settings(config, preset_facts(config, train, cpu, val=tables.val))
     if resolved.select == "best" and not can_rank(tables.val):
         raise ConfigError(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '

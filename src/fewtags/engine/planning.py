@@ -10,13 +10,14 @@ from pathlib import Path
 from fewtags.check.check import check
 from fewtags.config.preset_checks import check_selection
 from fewtags.config.presets import SOLVED, Candidate, Facts, Resolved, resolve, why_unsolvable
-from fewtags.config.search import SIZES, described, own_methods, trial
+from fewtags.config.search import KNOWN_METHOD, SIZES, described, own_candidates, own_methods, trial
 from fewtags.config.search import settled as settled_on
 from fewtags.config.sections import Config
 from fewtags.engine.methods import make_objective, method_class
 from fewtags.engine.photo_cache import cache_note, make_cache, refuse_cache
 from fewtags.engine.plan import RunPlan, derive
 from fewtags.engine.preset_facts import preset_facts, resolve_settings
+from fewtags.engine.random_blanks import why_not_told
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import match_scores, refuse_teacher
 from fewtags.engine.time_box import Speed, measure_speed, refuse_too_short, time_box, within
@@ -24,6 +25,7 @@ from fewtags.errors import ConfigError
 from fewtags.formats.scores import ScoreTable, read_scores
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import SpatialNet
+from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.photos.scan import Tick
 from fewtags.table.merge import match_images
 from fewtags.table.table import LabelTable
@@ -59,7 +61,7 @@ def make_plan(
     began = time.perf_counter()
     tables = tables or read_tables(config.data, config.train.seed)
     # So that settings that do not fit are refused early.
-    early = resolve_settings(config, preset_facts(config, tables.train, cpu))
+    early = resolve_settings(config, preset_facts(config, tables.train, cpu, val=tables.val))
     _refuse_unsolvable(config, early, tables.train, cpu)
     for split, table in tables.splits().items():
         option = "images" if split == "train" else f"{split}-images"
@@ -71,11 +73,12 @@ def make_plan(
     cleaned = Tables(kept["train"], kept["val"], kept.get("test"), truth)
     teacher = None if scores is None else match_scores(scores, cleaned.splits())
     plan = derive(config, cleaned, found, out=out, cpu=cpu, teacher=teacher)
+    about, tried = preset_facts(config, cleaned.train, cpu, val=cleaned.val), plan.resolved.search
+    untold = _untold_note(config, about, plan)
     if config.train.minutes is None:
         _refuse_candidates(plan, out, cpu)
-        return replace(plan, notes=(*plan.notes, *_cache_notes(plan)))
+        return replace(plan, notes=(*plan.notes, *untold, *_cache_notes(plan)))
     speed = measure_speed(plan.net, plan.resolved, cleaned.train, cpu=cpu)
-    about, tried = preset_facts(config, cleaned.train, cpu), plan.resolved.search
     sizes, starts = _sizes_to_compare(config, about, plan.resolved), _speeds_of_starts(plan, speed, cpu)
     spent = time.perf_counter() - began
     methods = _methods_to_compare(config, about, tried)
@@ -99,7 +102,7 @@ def make_plan(
     resolved = within(resolved, box, tried, methods)
     plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=resolved, teacher=teacher)
     _refuse_candidates(plan, out, cpu)
-    return replace(plan, notes=(box.line(config.train.minutes), *plan.notes, *_cache_notes(plan)))
+    return replace(plan, notes=(box.line(config.train.minutes), *plan.notes, *untold, *_cache_notes(plan)))
 
 
 def _cache_notes(plan: RunPlan) -> list[str]:
@@ -129,6 +132,21 @@ def _methods_to_compare(config: Config, facts: Facts, tried: Sequence[Candidate]
     one = tried or facts.device != "cpu" or config.train.preset is not None or why_unsolvable(facts, SIZES[0])
     methods = own_methods(config, facts)
     return () if one or len(methods) < 2 else methods
+
+
+def _untold_note(config: Config, facts: Facts, plan: RunPlan) -> list[str]:
+    """Return a sentence about the method that validation cannot compare with the default, if labels are partial."""
+    told = facts.model_copy(update={"tells_random": True})
+    if facts.tells_random or plan.resolved.search:
+        return []
+    if not (
+        own_candidates(config, plan.resolved, told)
+        if config.train.minutes is None
+        else _methods_to_compare(config, told, ())
+    ):
+        return []
+    why = why_not_told(plan.tables.val.matrix.dense())
+    return [f"note: {KNOWN_METHOD}, which learns from known labels alone, is not compared with {DEFAULT_METHOD}: {why}"]
 
 
 def _speeds_of_starts(plan: RunPlan, speed: Speed, cpu: bool) -> dict[str, Speed]:

@@ -8,6 +8,7 @@ from fewtags.config.sections import Config
 from fewtags.engine.encoder_file import compared_encoders
 from fewtags.engine.machine import facts
 from fewtags.engine.methods import derive_objective, settled
+from fewtags.engine.random_blanks import why_not_told
 from fewtags.labels import Label
 from fewtags.metrics.counts import FAR, share_by_known
 from fewtags.objectives.base import RunFacts
@@ -24,8 +25,13 @@ def resolve_settings(config: Config, found: Facts) -> Resolved:
     return starting(resolved, asked or own_candidates(config, resolved, found))
 
 
-def preset_facts(config: Config, train: LabelTable, cpu: bool, method_name: str = DEFAULT_METHOD) -> Facts:
-    """Collect what `resolve` needs to know about data, machine and method, by default that of the configuration."""
+def preset_facts(
+    config: Config, train: LabelTable, cpu: bool, method_name: str = DEFAULT_METHOD, val: LabelTable | None = None
+) -> Facts:
+    """Collect what `resolve` needs to know about data, machine and method, by default that of the configuration.
+
+    `val` are the labels of validation, for `Facts.tells_random`.
+    """
     method = settled(config.objective, config.objective.name or method_name)
     # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
     answers = answered(train) is not None
@@ -40,7 +46,10 @@ def preset_facts(config: Config, train: LabelTable, cpu: bool, method_name: str 
     objective, _ = derive_objective(method, solved)
     found = facts(len(train), len(train.classes), cpu)
     asked = ("solvable", "solvable_warmup", "needs_maps", "open_answer_weight")
-    about = {"answers": answers, "partial": _is_partial(train)}
+    partial = _is_partial(train)
+    about = {"answers": answers, "partial": partial}
+    if partial and val is not None:
+        about["tells_random"] = not why_not_told(val.matrix.dense())
     return found.model_copy(update=about | {key: getattr(objective, key) for key in asked})
 
 

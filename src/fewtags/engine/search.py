@@ -16,7 +16,6 @@ from typing import Any, final
 
 import numpy as np
 from accelerate import Accelerator
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
@@ -29,17 +28,15 @@ from fewtags.engine.events import Noted
 from fewtags.engine.plan import RunPlan, derive
 from fewtags.engine.planned_fit import make_fit
 from fewtags.engine.planning import settings_of_best
+from fewtags.engine.random_blanks import why_not_random
 from fewtags.engine.run_photos import RunPhotos, as_spatial
 from fewtags.engine.runfolder import SEARCH_FILE
 from fewtags.errors import CheckpointError, FewtagsError
 from fewtags.files import write_text
-from fewtags.metrics.counts import FAR, score_by_known
 from fewtags.metrics.intervals import difference_interval
 from fewtags.photos.scan import Tick
 
 SEARCH_FOLDER = "search"
-LEAST_KNOWN = 100
-"""Known labels of validation photos without which nobody can tell whether labels are blank at random."""
 CURE = f"delete {SEARCH_FILE}, and everything is tried again, or start a new run"
 CHOSEN_CURE = "restore it, or delete it: the run keeps its choice, and its report does not show what was tried"
 
@@ -278,17 +275,6 @@ def best_of(trials: tuple[Trial, ...]) -> int:
     return values.index(max(values))
 
 
-def why_not_random(logits: Logits, labels: NDArray[np.int8]) -> str:
-    """Return why the known labels of photos do not look like random ones, by the scores of a model; "" if they do."""
-    found = score_by_known(logits.astype(np.float64), labels)
-    if found is None or found.known < LEAST_KNOWN:
-        return f"fewer than {LEAST_KNOWN} known labels on validation show whether labels are blank at random"
-    if abs(found.z) < FAR:
-        return ""
-    which = "higher" if found.z > 0 else "lower"
-    return f"labels are not blank at random on validation: known ones have {which} scores (z {found.z:.1f})"
-
-
 def is_open(out: Path) -> bool:
     """Whether the search of a run folder has not chosen yet."""
     try:
@@ -313,6 +299,9 @@ def compared(record: SearchRecord | None) -> str:
         return ""
     if record.trials[record.chosen or 0].value is None:
         return f"; the first of {len(record.trials)}, which validation could not compare"
+    left = sum(not found.left_out for found in record.trials)
+    if left < len(record.trials):
+        return f"; the {'best' if left > 1 else 'only one'} of {len(record.trials)} tried first that was not left out"
     return f"; the best of {len(record.trials)} tried first"
 
 

@@ -79,7 +79,10 @@ class RunData:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A candidate of a search: `value` is its validation mAP in 0..1, `absent` whether unknown counted as absent."""
+    """A candidate of a search: `value` is its validation mAP in 0..1, `absent` whether unknown counted as absent.
+
+    `left_out` says why it could not be the best; "" if it could.
+    """
 
     name: str
     trained: bool
@@ -87,6 +90,7 @@ class Tried:
     absent: bool
     variance: float
     seconds: float
+    left_out: str
 
 
 SHOWN = ("positives_per_image", "cl_weight", "scl_weight", "smoothing", "negative_weight", "corrected_averages")
@@ -153,12 +157,12 @@ def _logits(run: Path, split: str) -> NDArray[np.float32]:
 
 
 def load_search(run: Path) -> tuple[Tried, ...]:
-    """Return what a run tried before training, best first; none if it tried nothing."""
+    """Return what a run tried before training, best first, with what was left out at the end; none for nothing."""
     found = read_search(run)
     if found is None:
         return ()
     every = tuple(trial.candidate for trial in found.trials)
-    ordered = sorted(found.trials, key=lambda trial: -(trial.value or 0.0))
+    ordered = sorted(found.trials, key=lambda trial: (trial.left_out != "", -(trial.value or 0.0)))
     return tuple(
         Tried(
             name=described(trial.candidate, every),
@@ -167,6 +171,7 @@ def load_search(run: Path) -> tuple[Tried, ...]:
             absent=trial.metric != "mAP",
             variance=trial.logit_variance,
             seconds=trial.seconds,
+            left_out=trial.left_out,
         )
         for trial in ordered
     )

@@ -322,10 +322,6 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             weight, dim = self.prototype_weight, problem.features_dim
             self._second = PrototypeScores(samples, classes, dim, weight, shard=shard, device=device)
             parts["prototypes"] = self._second
-        cuts = [(self._expected, self._counts)]
-        if self._possible is not None:
-            cuts.append((self._possible, self._most_counts))
-        self._ranking = Ranking(problem, self._scores, cuts, self._second)
         return parts
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
@@ -340,7 +336,10 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         if epoch == 0 and not taught:
             return {}
         ranked = taught or epoch >= problem.warmup_epochs or self.warmup_loss == "expected_negative"
-        tally = self._ranking.refresh(ranked)
+        cuts = [(self._expected, self._counts)]
+        if self._possible is not None:
+            cuts.append((self._possible, self._most_counts))
+        tally = Ranking(problem, self._scores, cuts, self._second).refresh(ranked)
         if self._second is not None:
             self._second.refresh()
         return diagnostics(tally, problem.labels.shape[0], ranked, problem.truth is not None)

@@ -25,7 +25,10 @@ TESTS = (
     "tests/metrics",
     "tests/api",
 )
-TOOLS = ("pytest", "pytest-timeout", "hypothesis", "beartype", "scikit-learn", "faster-coco-eval", "imagehash")
+TOOLS = (
+    *("pytest", "pytest-timeout", "hypothesis", "beartype", "scikit-learn", "faster-coco-eval", "imagehash"),
+    *("fastapi", "uvicorn", "python-multipart"),
+)
 
 
 def oldest(requirements: list[str]) -> list[str]:

@@ -62,6 +62,9 @@ def test_a_delimiter_that_is_given(write):
     assert read_sheet(file, "tab").header == read_sheet(file, "\\t").header == ("image:a", "b")
     with pytest.raises(ConfigError, match=r"delimiter '::': expected one character, or 'tab'\."):
         read_sheet(file, "::")
+    for mark in ("\n", "\r", '"'):  # the csv module of Python 3.13 refuses them, too
+        with pytest.raises(ConfigError, match="cannot stand between cells"):
+            read_sheet(file, mark)
 
 
 def test_a_header_alone(write):

@@ -176,6 +176,8 @@ def _delimiter(text: str, delimiter: str | None) -> str:
     found = {"tab": "\t", "\\t": "\t", None: likely}.get(delimiter, delimiter) or ","
     if len(found) != 1:
         raise ConfigError(f"delimiter {delimiter!r}: expected one character, or 'tab'.")
+    if found in '\r\n"':
+        raise ConfigError(f"delimiter {delimiter!r}: a line end or quotation mark cannot stand between cells.")
     return found
 
 

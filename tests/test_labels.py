@@ -163,6 +163,20 @@ def test_rows_subset_and_implied_negatives_equal_the_reference(made, data):
     assert list(zip(row.tolist(), class_.tolist(), strict=True)) == expected
 
 
+@given(matrices(), st.data())
+def test_single_cells_and_positives_equal_the_reference(made, data):
+    """Cells in any order and repeated, and all of them in order, which are looked up the other way round."""
+    matrix, dense, _ = made
+    every = np.arange(dense.size)
+    some = data.draw(st.lists(st.integers(0, dense.size - 1), max_size=12)) if dense.size else []
+    for cells in (every, np.array(some, np.int64)):
+        image, class_ = np.divmod(cells, max(dense.shape[1], 1))
+        np.testing.assert_array_equal(matrix.at(image, class_), dense.reshape(-1)[cells])
+    index = np.arange(len(dense))[::-1]
+    row, class_ = matrix.positives(index)
+    np.testing.assert_array_equal(np.stack([row, class_], 1), np.argwhere(dense[index] == Label.POSITIVE))
+
+
 @given(matrices(), st.sampled_from(list(Label)))
 def test_counts_equal_the_reference(made, state):
     matrix, dense, _ = made

@@ -315,7 +315,9 @@ def _checked_settings(
         parse(tree, settings_models(), where)
         from fewtags.engine.encoder_file import compared_encoders, initial_weights
 
-        compared_encoders(starts, None if sections is None else sections.model.backbone)  # refuses what is no encoder
+        compared_encoders(
+            starts, None if sections is None else sections.model.backbone
+        )  # raises if a place has no encoder
     if init is not None:
         given = {key: value for key, value in initial_weights(init, flags["model.weights"]).items() if value}
         tree = apply_overrides(apply_overrides(tree, given), assignments)

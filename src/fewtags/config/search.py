@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import PurePath
 from types import MappingProxyType
@@ -104,8 +104,19 @@ def own_candidates(config: Config, resolved: Resolved, facts: Facts) -> tuple[Ca
     methods = own_methods(config, facts)
     if len(methods) < 2 or not all(stage.solved for stage in resolved.stages):
         return ()
-    own = {name: getattr(resolved, name) for name in ("backbone", "weights", "size", "pool")}
-    return tuple(Candidate(**own, method=m, for_random_blanks=m == KNOWN_METHOD) for m in methods)
+    return methods_at(resolved, methods, resolved.size)
+
+
+def methods_at(
+    resolved: Resolved, methods: Sequence[str], size: int, epochs: int | None = None
+) -> tuple[Candidate, ...]:
+    """Return a candidate for each method, else with the settings of a run, at an input size."""
+    own = {name: getattr(resolved, name) for name in ("backbone", "weights", "pool")}
+    several = len(methods) > 1
+    return tuple(
+        Candidate(**own, size=size, method=m, epochs=epochs, for_random_blanks=several and m == KNOWN_METHOD)
+        for m in methods
+    )
 
 
 def own_methods(config: Config, facts: Facts) -> tuple[str, ...]:

@@ -270,8 +270,7 @@ def best_of(trials: tuple[Trial, ...]) -> int:
     >>> best_of((make(None), make(0.5), make(0.5)))
     1
     """
-    values = [-1.0 if found.value is None else found.value for found in trials]
-    values = [-2.0 if found.left_out else value for found, value in zip(trials, values, strict=True)]
+    values = [-2.0 if found.left_out else -1.0 if found.value is None else found.value for found in trials]
     return values.index(max(values))
 
 

@@ -13,7 +13,7 @@ from typing import final
 import torch
 
 from fewtags.config.presets import MOST_CELLS, SOLVED, Candidate, Resolved, rescaled
-from fewtags.config.search import KNOWN_METHOD, starting
+from fewtags.config.search import methods_at, starting
 from fewtags.engine.autocast import Autocast
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import make_policy
@@ -254,18 +254,8 @@ def within(resolved: Resolved, box: TimeBox, starts: Sequence[Candidate] = (), m
     methods = methods or (resolved.method,)
     if len(box.sizes) * len(methods) == 1:
         return resolved
-    own = {name: getattr(resolved, name) for name in ("backbone", "weights", "pool")}
-    tried = tuple(
-        Candidate(
-            **own,
-            size=fitting.size,
-            method=m,
-            epochs=fitting.epochs,
-            for_random_blanks=len(methods) > 1 and m == KNOWN_METHOD,
-        )
-        for fitting in box.sizes
-        for m in methods
-    )
+    of_sizes = (methods_at(resolved, methods, fitting.size, fitting.epochs) for fitting in box.sizes)
+    tried = tuple(candidate for several in of_sizes for candidate in several)
     return resolved.model_copy(update={"search": tried})
 
 

@@ -44,8 +44,7 @@ def judge_cells(
 ) -> dict[str, float]:
     """Do what `judge` does for the expected positives without a label, [m] each, of some classes (a mask, [C])."""
     state = truth.at(image, class_)
-    number = np.arange(truth.shape[0])
-    row, other = truth.positives(number)
+    row, other = truth.positives(np.arange(truth.shape[0]))
     hidden = classes[other] & (labels.at(row, other) == Label.UNKNOWN)
     return {
         "judged": float(np.count_nonzero(state != Label.UNKNOWN)),

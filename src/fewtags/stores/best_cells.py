@@ -17,9 +17,8 @@ SAMPLE = 8192
 """Rows, of all processes, whose scores say where to look."""
 LARGEST_SHARE = 1 / 8
 """A class is not searched if more of its cells would be found."""
-_CHUNK = {"cpu": 2**19}
-"""Cells that are compared at a time, by device; on a CPU, they stay in the cache."""
-_GPU_CHUNK = 2**26
+_CPU_CHUNK, _GPU_CHUNK = 2**19, 2**26
+"""Cells that are compared at a time; on a CPU, they stay in the cache."""
 
 
 @final
@@ -93,8 +92,9 @@ def _at_least(store: ScoreStore, floor: NDArray[np.float32]) -> NDArray[np.int64
     values, classes, found = store.values, store.classes, [np.empty(0, np.int64)]
     if np.isinf(floor).all():
         return found[0]
-    step = max(1, _CHUNK.get(values.device.type, _GPU_CHUNK) // classes)
-    if values.device.type == "cpu":
+    on_cpu = values.device.type == "cpu"
+    step = max(1, (_CPU_CHUNK if on_cpu else _GPU_CHUNK) // classes)
+    if on_cpu:
         array, low = values.numpy(), floor.astype(values.numpy().dtype)
         if _half(array):
             array, low = array.view(np.int16), low.view(np.int16)

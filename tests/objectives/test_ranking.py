@@ -10,6 +10,7 @@ from fewtags.labels import Batch, ClassNames, Label, LabelMatrix
 from fewtags.objectives import ranking
 from fewtags.objectives.base import Problem, Step
 from fewtags.objectives.expected_negative import ExpectedNegative, Predictions
+from fewtags.objectives.ranking import Ranking
 from fewtags.stores import best_cells
 from fewtags.stores.rows import ScoreStore
 from fewtags.stores.topk import ExpectedPositives
@@ -75,6 +76,29 @@ def test_rows_and_blocks_give_the_same_cuts(monkeypatch, reading, dtype, levels,
     assert started(rng, labels, scores, seen, **settings)[0] == blocks[0]
     assert started(rng, labels, scores, seen, **settings)[1] == pytest.approx(blocks[1])
     assert any(done.sum() > 1 for done in rows) or levels == 3  # three levels tie too many cells
+
+
+def test_expected_positives_are_judged_alike_by_rows_and_by_blocks(monkeypatch):
+    """Both counts are those of the dense labels: of the best 40 cells without a label, those with a known truth."""
+    rng = np.random.default_rng(8)
+    labels, truth = table_of(rng), table_of(np.random.default_rng(9), negatives=0.7, complete=False)
+    store = ScoreStore(SAMPLES, CLASSES)
+    scores = rng.permutation(SAMPLES * CLASSES).reshape(SAMPLES, CLASSES).astype(np.float32) / (SAMPLES * CLASSES)
+    store.start_with(torch.from_numpy(scores))
+    store.visits += 1
+    cuts = [(ExpectedPositives(CLASSES, "unannotated_only"), torch.full((CLASSES,), 40))]
+    ranked = Ranking(Problem(labels=labels, grid=(1, 1), epochs=3, truth=truth), store, cuts)
+    blocks = ranked.refresh(True)
+    monkeypatch.setattr(ranking, "FEW_CELLS", 0)
+    assert ranked._rank_rows()[1].sum() > CLASSES // 2  # the others are ranked in blocks
+    rows = ranked.refresh(True)
+    assert rows[1:] == blocks[1:]
+    given, true = labels.dense(), truth.dense()
+    candidates = np.where(given == Label.UNKNOWN, scores, -1)
+    best = candidates >= np.sort(candidates, axis=0)[-40]
+    hidden = (given == Label.UNKNOWN) & (true == Label.POSITIVE)
+    assert rows[2:] == ((best & (true != Label.UNKNOWN)).sum(), (best & hidden).sum(), hidden.sum())
+    assert 0 < rows.correct < min(rows.judged, rows.positive)
 
 
 def test_classes_whose_best_cells_are_not_all_found_are_ranked_in_blocks(monkeypatch):

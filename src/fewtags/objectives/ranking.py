@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fewtags.labels import Label
 from fewtags.objectives.base import Problem
-from fewtags.objectives.tally import Tally, columns_of, judge, judge_cells
+from fewtags.objectives.tally import Tally, columns_of, hidden_positives, judge
 from fewtags.stores.best_cells import best_cells
 from fewtags.stores.rows import ScoreStore
 from fewtags.stores.second_score import PrototypeScores
@@ -60,6 +61,12 @@ class Ranking:
         rest = self._rank_blocks([(int(first), int(last)) for first, last in turns.reshape(-1, 2)], ranked)
         return Tally(predicted, *(a + b for a, b in zip(tally[1:], rest[1:], strict=True)))
 
+    @cached_property
+    def _hidden_positives(self) -> NDArray[np.int64]:
+        """`hidden_positives` of all classes, if the truth is known."""
+        assert self.problem.truth is not None
+        return hidden_positives(self.problem.labels, self.problem.truth)
+
     def _rank_rows(self) -> tuple[Tally, NDArray[np.bool_]]:
         """Set the cuts of most classes from the best cells of all rows; return their sums, and which they are."""
         labels, truth = self.problem.labels, self.problem.truth
@@ -70,9 +77,10 @@ class Ranking:
             done &= cuts.refresh_from(found, wanted, annotated)
         expected = done[found.class_] & (found.label == Label.UNKNOWN) & self.cuts[0][0].above(found)
         tally = Tally(0.0, float(np.count_nonzero(expected) + annotated[done].sum()))
-        if truth is not None:
-            tally = tally._replace(**judge_cells(found.image[expected], found.class_[expected], labels, truth, done))
-        return tally, done
+        if truth is None:
+            return tally, done
+        true = truth.at(found.image[expected], found.class_[expected])
+        return Tally(*tally[:2], *judge(true, self._hidden_positives[done])), done
 
     def _rank_blocks(self, classes: Sequence[tuple[int, int]], ranked: bool) -> Tally:
         """Take stock of ranges of classes, block by block; the cuts of other classes stay as they are. Collective."""
@@ -131,4 +139,5 @@ class Ranking:
             return Tally(predicted, expected)
         truth = columns_of(problem.truth, first, last, problem.device)
         index = torch.arange(len(scores), device=scores.device)
-        return Tally(predicted, expected, *judge(self.cuts[0][0].mask(scores, labels, index, first), labels, truth))
+        found = self.cuts[0][0].mask(scores, labels, index, first) & (labels == Label.UNKNOWN)
+        return Tally(predicted, expected, *judge(truth[found].cpu().numpy(), self._hidden_positives[first:last]))

@@ -27,30 +27,21 @@ def columns_of(labels: LabelMatrix, first: int, last: int, device: torch.device)
     return torch.from_numpy(labels.columns(first, last)).to(device)
 
 
-def judge(expected: Tensor, labels: Tensor, truth: Tensor) -> tuple[int, int, int]:
-    """Count unannotated cells whose truth is known: expected positives, correct ones of these, and positives."""
-    hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
-    positive = hidden & (truth == Label.POSITIVE)
-    found = torch.stack([expected & hidden, expected & positive, positive]).sum((1, 2)).tolist()
-    return found[0], found[1], found[2]
+def hidden_positives(labels: LabelMatrix, truth: LabelMatrix) -> NDArray[np.int64]:
+    """Return the number of cells of each class that have no label and are positive in truth, int64 [C]."""
+    row, class_ = truth.positives(np.arange(truth.shape[0]))
+    return np.bincount(class_[labels.at(row, class_) == Label.UNKNOWN], minlength=truth.shape[1])
 
 
-def judge_cells(
-    image: NDArray[np.int64],
-    class_: NDArray[np.int64],
-    labels: LabelMatrix,
-    truth: LabelMatrix,
-    classes: NDArray[np.bool_],
-) -> dict[str, float]:
-    """Do what `judge` does for the expected positives without a label, [m] each, of some classes (a mask, [C])."""
-    state = truth.at(image, class_)
-    row, other = truth.positives(np.arange(truth.shape[0]))
-    hidden = classes[other] & (labels.at(row, other) == Label.UNKNOWN)
-    return {
-        "judged": float(np.count_nonzero(state != Label.UNKNOWN)),
-        "correct": float(np.count_nonzero(state == Label.POSITIVE)),
-        "positive": float(np.count_nonzero(hidden)),
-    }
+def judge(truth: NDArray[np.int8], hidden: NDArray[np.int64]) -> tuple[float, float, float]:
+    """Return `judged`, `correct` and `positive` of a `Tally` over some classes.
+
+    Args:
+        truth: the true states of their expected positives without a label, int8 [m].
+        hidden: their `hidden_positives`, int64 [k].
+    """
+    known, correct = np.count_nonzero(truth != Label.UNKNOWN), np.count_nonzero(truth == Label.POSITIVE)
+    return float(known), float(correct), float(hidden.sum())
 
 
 def diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:

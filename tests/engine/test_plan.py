@@ -455,6 +455,20 @@ def test_a_preset_gives_settings_of_its_method(tables, make_config):
     assert (own.objective.positives_per_image, own.objective.heatmap_top_k) == (2.0, 10)
 
 
+@pytest.mark.parametrize("minutes", [None, 0.01])
+def test_a_head_that_is_trained_in_steps_without_being_asked_for_says_why(tables, make_config, minutes):
+    """Also where the time is too short for anything but the head."""
+    open_ = {"train__stages": None, "train__cached_views": None, "train__batch_size": None}
+    changes = {**open_, "train__preset": None, "train__minutes": minutes, "augment__flip": True}
+    plan = make_plan(make_config(**changes), tables=tables, cpu=True)
+    assert plan.resolved.preset == "views"
+    assert plan.notes[minutes is not None] == "preset views was taken, since augment.flip needs training in steps"
+    asked = make_plan(
+        make_config(**{**changes, "train__preset": "views", "train__minutes": None}), tables=tables, cpu=True
+    )
+    assert not any(note.startswith("preset views") for note in asked.notes)
+
+
 def test_photos_in_a_step_of_several_processes_are_shown(tables, make_config, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     changes = {

@@ -26,6 +26,7 @@ from fewtags.engine.runfolder import SEARCH_FILE
 from fewtags.engine.search import Search, Trial, best_of, compared, read_search
 from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import load_tensors
+from fewtags.engine.time_box import Speed
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.formats.scores import scores_of
@@ -342,7 +343,7 @@ def test_a_method_that_does_not_weigh_answers_tries_no_weights(config, tables, m
     monkeypatch.setattr(preset_facts, "answered", lambda table: table.matrix)
     methods = ["expected_negative", "assume_negative"]
     plan = make_plan(config(search__methods=methods, search__sizes=[], augment__size=32), tables=tables, cpu=True)
-    first, second = (settings_of_best(plan, one, cpu=True).stages[0] for one in plan.resolved.search)
+    first, second = (settings_of_best(plan, one).stages[0] for one in plan.resolved.search)
     assert (first.answer_weights, first.epochs) == ((4.0, 1.0, 16.0), 10)
     assert (second.answer_weights, second.epochs) == ((), 6)
 
@@ -502,10 +503,10 @@ def test_each_candidate_is_derived_once_before_training(config, tables, monkeypa
     monkeypatch.setattr(
         planning,
         "derive",
-        lambda *a, **k: sizes.append(k["resolved"].size if k.get("resolved") else 0) or whole(*a, **k),
+        lambda *a, **k: sizes.append(k["resolved"].size) or whole(*a, **k),
     )
     make_plan(config(), tables=tables, cpu=True)
-    assert sizes == [0, 64]
+    assert sizes == [32, 64]
 
 
 # --- partial labels
@@ -542,6 +543,45 @@ def test_partial_labels_compare_what_a_blank_means(config, tables, tmp_path, mon
     values = [t.value for t in trials if not t.left_out]
     assert read_search(tmp_path / "run").chosen == [t.value for t in trials].index(max(values))
     assert any(event.text.startswith("search: bce: val mAP") for event in events if isinstance(event, Noted))
+
+
+def counted_calls(monkeypatch, *functions):
+    """Count the calls of functions of `preset_facts`."""
+    calls = dict.fromkeys(functions, 0)
+    for name in functions:
+        whole = getattr(preset_facts, name)
+
+        def counting(*given, name=name, whole=whole):
+            calls[name] += 1
+            return whole(*given)
+
+        monkeypatch.setattr(preset_facts, name, counting)
+    return calls
+
+
+@pytest.mark.parametrize("minutes", [None, 5.0])
+def test_what_labels_say_is_computed_once(config, tables, tmp_path, monkeypatch, minutes):
+    """These facts go through all cells: they are handed over to whatever needs them, also for each candidate."""
+    monkeypatch.setattr(random_blanks, "LEAST_KNOWN", 1)
+    monkeypatch.setattr(planning, "measure_speed", lambda *_, **__: Speed(1e-4, 1e-4, 1e-4))
+    calls = counted_calls(monkeypatch, "answered", "share_by_known", "why_not_told")
+    changes = PLAIN if minutes is None else {**PLAIN, "train__minutes": minutes, "train__preset": None}
+    plan = make_plan(config(**changes), tables=partly(tables), cpu=True)
+    assert [c.method for c in plan.resolved.search] == ["expected_negative", "bce"]
+    if minutes is None:
+        take(Search(plan, tmp_path, make_accelerator("no", cpu=True), cpu=True).run())
+    assert calls == {"answered": 1, "share_by_known": 1, "why_not_told": 1}
+
+
+def test_a_photo_that_is_left_out_may_change_what_labels_say(config, tables, tmp_path, monkeypatch):
+    """The facts are those of the photos that are left."""
+    photos = partly(tables).train
+    shutil.copytree(photos.root, tmp_path / "photos")
+    (tmp_path / "photos" / photos.images[0].as_py()).write_bytes(b"")
+    broken = replace(partly(tables), train=replace(photos, root=tmp_path / "photos"))
+    calls = counted_calls(monkeypatch, "answered", "share_by_known")
+    make_plan(config(**PLAIN), tables=broken, cpu=True)
+    assert calls == {"answered": 2, "share_by_known": 2}
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ class Facts(Settings):
 
     `processes`: the number of processes that train together. `answers`: whether a training label is an answer of a
     person. `partial`: whether some labels are unknown, at least as many known ones are negative as positive, and
-    photos with many and with few known labels have the same share of positives among them. `tells_random`: whether
-    validation can tell whether labels are blank at random.
+    photos with many and with few known labels have the same share of positives among them. `untold`: why validation
+    cannot tell whether these labels are blank at random; "" if it can.
     """
 
     samples: int
@@ -32,7 +32,7 @@ class Facts(Settings):
     bf16: bool = False
     answers: bool = False
     partial: bool = False
-    tells_random: bool = True
+    untold: str = ""
     solvable: bool = True
     needs_maps: bool = False
     solvable_warmup: bool = True

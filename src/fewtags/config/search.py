@@ -128,7 +128,7 @@ def own_methods(config: Config, facts: Facts) -> tuple[str, ...]:
     """
     chosen = config.objective.model_fields_set or config.train.stages is not None or config.train.select == "last"
     other = facts.answers or facts.needs_maps or facts.processes > 1 or config.data.teacher is not None
-    suits = facts.partial and facts.tells_random
+    suits = facts.partial and not facts.untold
     return (DEFAULT_METHOD, KNOWN_METHOD) if suits and not chosen and not other else (DEFAULT_METHOD,)
 
 

@@ -11,13 +11,7 @@ from typing import final
 import torch
 
 from fewtags.check.check import CheckReport
-from fewtags.config.presets import (
-    IN_STEPS,
-    MOST_CELLS,
-    SOLVED,
-    Resolved,
-    why_in_steps,
-)
+from fewtags.config.presets import MOST_CELLS, Resolved
 from fewtags.config.pretrain import PretrainResolved
 from fewtags.config.search import described
 from fewtags.config.sections import Config, ObjectiveConfig
@@ -25,7 +19,7 @@ from fewtags.engine.label_counts import can_rank, positives_per_image
 from fewtags.engine.machine import processes, step_text, worker_notes
 from fewtags.engine.memory import refuse_large_stores
 from fewtags.engine.methods import derive_objective, settled
-from fewtags.engine.preset_facts import preset_facts, resolve_settings
+from fewtags.engine.preset_facts import resolve_settings, run_facts
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.engine.tables import Tables
 from fewtags.engine.teacher import Teacher, refuse_teacher
@@ -147,7 +141,7 @@ def derive(
             "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
         )
     tables = replace(tables, positives_per_image=config.data.positives_per_image)
-    resolved = resolved or resolve_settings(config, preset_facts(config, train, cpu, val=tables.val))
+    resolved = resolved or resolve_settings(config, run_facts(config, tables, cpu))
     if resolved.select == "best" and not can_rank(tables.val):
         raise ConfigError(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '
@@ -192,8 +186,6 @@ def derive(
         remedy = f"Raise train.cache_gib, or train in steps ({flag('preset', 'views')})."
         fixed = plan_cache(len(train), features, 1, limit, pooled=pooled, remedy=remedy)
         notes += _cache_note(fixed, 1, config.train.cache_gib)
-    if config.train.preset in (None, SOLVED) and resolved.preset == IN_STEPS and config.train.stages is None:
-        notes.insert(0, f"preset {IN_STEPS} was taken, since {why_in_steps(config, preset_facts(config, train, cpu))}")
     stores = objective.memory(about_run)
     if not going_on:
         refuse_large_stores(stores, len(train), len(train.classes), out=out, cpu=cpu)

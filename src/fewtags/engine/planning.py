@@ -9,15 +9,14 @@ from pathlib import Path
 
 from fewtags.check.check import check
 from fewtags.config.preset_checks import check_selection
-from fewtags.config.presets import SOLVED, Candidate, Facts, Resolved, resolve, why_unsolvable
+from fewtags.config.presets import IN_STEPS, SOLVED, Candidate, Facts, Resolved, resolve, why_in_steps, why_unsolvable
 from fewtags.config.search import KNOWN_METHOD, SIZES, described, own_candidates, own_methods, trial
 from fewtags.config.search import settled as settled_on
 from fewtags.config.sections import Config
 from fewtags.engine.methods import make_objective, method_class
 from fewtags.engine.photo_cache import cache_note, make_cache, refuse_cache
 from fewtags.engine.plan import RunPlan, derive
-from fewtags.engine.preset_facts import preset_facts, resolve_settings
-from fewtags.engine.random_blanks import why_not_told
+from fewtags.engine.preset_facts import method_facts, resolve_settings, run_facts
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import match_scores, refuse_teacher
 from fewtags.engine.time_box import Speed, measure_speed, refuse_too_short, time_box, within
@@ -61,8 +60,8 @@ def make_plan(
     began = time.perf_counter()
     tables = tables or read_tables(config.data, config.train.seed)
     # So that settings that do not fit are refused early.
-    early = resolve_settings(config, preset_facts(config, tables.train, cpu, val=tables.val))
-    _refuse_unsolvable(config, early, tables.train, cpu)
+    before = run_facts(config, tables, cpu)
+    _refuse_unsolvable(config, resolve_settings(config, before), before, tables.train)
     for split, table in tables.splits().items():
         option = "images" if split == "train" else f"{split}-images"
         table.require_root(f"the {split} labels", flag(option, "FOLDER"))
@@ -72,19 +71,22 @@ def make_plan(
     truth = None if tables.truth is None else match_images(tables.truth, kept["train"])
     cleaned = Tables(kept["train"], kept["val"], kept.get("test"), truth)
     teacher = None if scores is None else match_scores(scores, cleaned.splits())
-    plan = derive(config, cleaned, found, out=out, cpu=cpu, teacher=teacher)
-    about, tried = preset_facts(config, cleaned.train, cpu, val=cleaned.val), plan.resolved.search
-    untold = _untold_note(config, about, plan)
+    same = cleaned.train is tables.train and cleaned.val is tables.val
+    about = before if same else run_facts(config, cleaned, cpu)
+    resolved = resolve_settings(config, about)
+    plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=resolved, teacher=teacher)
+    tried, untold = resolved.search, _untold_note(config, about, resolved)
     if config.train.minutes is None:
         _refuse_candidates(plan, out, cpu)
-        return replace(plan, notes=(*plan.notes, *untold, *_cache_notes(plan)))
+        notes = (*_steps_note(config, about, resolved), *plan.notes, *untold, *_cache_notes(plan))
+        return replace(plan, notes=notes)
     speed = measure_speed(plan.net, plan.resolved, cleaned.train, cpu=cpu)
-    sizes, starts = _sizes_to_compare(config, about, plan.resolved), _speeds_of_starts(plan, speed, cpu)
+    sizes, starts = _sizes_to_compare(config, about, resolved), _speeds_of_starts(plan, speed, cpu)
     spent = time.perf_counter() - began
     methods = _methods_to_compare(config, about, tried)
     box = time_box(
         config.train.minutes,
-        plan.resolved,
+        resolved,
         cleaned,
         speed,
         spent,
@@ -95,14 +97,22 @@ def make_plan(
     )
     if config.train.preset is not None:  # a preset that was named is not replaced
         refuse_too_short(config.train.minutes, config.train.preset, box)
-    resolved = plan.resolved
     if not box.epochs:
         head_alone = config.train.model_copy(update={"minutes": None, "preset": SOLVED})
-        resolved = resolve(config.model_copy(update={"train": head_alone}), preset_facts(config, cleaned.train, cpu))
+        resolved = resolve(config.model_copy(update={"train": head_alone}), about)
     resolved = within(resolved, box, tried, methods)
     plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=resolved, teacher=teacher)
     _refuse_candidates(plan, out, cpu)
-    return replace(plan, notes=(box.line(config.train.minutes), *plan.notes, *untold, *_cache_notes(plan)))
+    notes = (box.line(config.train.minutes), *_steps_note(config, about, resolved), *plan.notes)
+    return replace(plan, notes=(*notes, *untold, *_cache_notes(plan)))
+
+
+def _steps_note(config: Config, facts: Facts, resolved: Resolved) -> list[str]:
+    """Return a sentence about why the head is trained in steps, if the user did not ask for it."""
+    asked = config.train.preset not in (None, SOLVED) or config.train.stages is not None
+    if resolved.preset != IN_STEPS or asked:
+        return []
+    return [f"preset {IN_STEPS} was taken, since {why_in_steps(config, facts)}"]
 
 
 def _cache_notes(plan: RunPlan) -> list[str]:
@@ -134,19 +144,19 @@ def _methods_to_compare(config: Config, facts: Facts, tried: Sequence[Candidate]
     return () if one or len(methods) < 2 else methods
 
 
-def _untold_note(config: Config, facts: Facts, plan: RunPlan) -> list[str]:
+def _untold_note(config: Config, facts: Facts, resolved: Resolved) -> list[str]:
     """Return a sentence about the method that validation cannot compare with the default, if labels are partial."""
-    told = facts.model_copy(update={"tells_random": True})
-    if facts.tells_random or plan.resolved.search:
+    told = facts.model_copy(update={"untold": ""})
+    if not facts.untold or resolved.search:
         return []
     if not (
-        own_candidates(config, plan.resolved, told)
+        own_candidates(config, resolved, told)
         if config.train.minutes is None
         else _methods_to_compare(config, told, ())
     ):
         return []
-    why = why_not_told(plan.tables.val.matrix.dense())
-    return [f"note: {KNOWN_METHOD}, which learns from known labels alone, is not compared with {DEFAULT_METHOD}: {why}"]
+    method = f"{KNOWN_METHOD}, which learns from known labels alone,"
+    return [f"note: {method} is not compared with {DEFAULT_METHOD}: {facts.untold}"]
 
 
 def _speeds_of_starts(plan: RunPlan, speed: Speed, cpu: bool) -> dict[str, Speed]:
@@ -163,11 +173,12 @@ def _net(plan: RunPlan, resolved: Resolved) -> SpatialNet:
     return create_net(resolved.backbone, len(plan.tables.train.classes), weights=resolved.weights, size=resolved.size)
 
 
-def _refuse_unsolvable(config: Config, resolved: Resolved, train: LabelTable, cpu: bool) -> None:
+def _refuse_unsolvable(config: Config, resolved: Resolved, facts: Facts, train: LabelTable) -> None:
     """Raise ConfigError if the head of a candidate of the search cannot be solved."""
     for candidate in resolved.search:
         method_class(candidate.method)  # refuses an unknown name
-        if why := why_unsolvable(preset_facts(config, train, cpu, candidate.method), candidate.size):
+        about = facts.model_copy(update=method_facts(config, train, facts.answers, candidate.method))
+        if why := why_unsolvable(about, candidate.size):
             several = len(resolved.search) > 1
             name = described(candidate, resolved.search) if several else f"{candidate.method} at {candidate.size} px"
             raise ConfigError(f"search cannot try {name}: {why}. Leave it out of the section search.")
@@ -177,7 +188,7 @@ def _refuse_candidates(plan: RunPlan, out: Path | None, cpu: bool) -> None:
     """Raise ConfigError now if a candidate of the search cannot be tried, or not be trained if it is the best."""
     derived = [plan.resolved.model_copy(update={"search": ()})]  # what has been derived, with a net each
     for candidate in plan.resolved.search:
-        best = settings_of_best(plan, candidate, cpu)
+        best = settings_of_best(plan, candidate)
         check_selection(best.select, best.stages[-1])
         for settings in (trial(plan.resolved, candidate), best):
             if settings not in derived:
@@ -185,7 +196,7 @@ def _refuse_candidates(plan: RunPlan, out: Path | None, cpu: bool) -> None:
                 derived.append(settings)
 
 
-def settings_of_best(plan: RunPlan, candidate: Candidate, cpu: bool) -> Resolved:
+def settings_of_best(plan: RunPlan, candidate: Candidate) -> Resolved:
     """Return the settings that a plan trains with if a candidate of its search is the best.
 
     A method that does not weigh answers does not try weights of them.
@@ -195,10 +206,9 @@ def settings_of_best(plan: RunPlan, candidate: Candidate, cpu: bool) -> Resolved
     """
     best = settled_on(plan.resolved, candidate)
     last = best.stages[-1]
-    if (
-        not last.answer_weights
-        or preset_facts(plan.config, plan.tables.train, cpu, candidate.method).open_answer_weight
-    ):
+    if not last.answer_weights:
+        return best
+    if method_facts(plan.config, plan.tables.train, True, candidate.method)["open_answer_weight"]:
         return best
     if plan.config.train.stages is not None:
         raise ConfigError(

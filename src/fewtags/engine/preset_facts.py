@@ -9,6 +9,7 @@ from fewtags.engine.encoder_file import compared_encoders
 from fewtags.engine.machine import facts
 from fewtags.engine.methods import derive_objective, settled
 from fewtags.engine.random_blanks import why_not_told
+from fewtags.engine.tables import Tables
 from fewtags.labels import Label
 from fewtags.metrics.counts import FAR, share_by_known
 from fewtags.objectives.base import RunFacts
@@ -25,16 +26,25 @@ def resolve_settings(config: Config, found: Facts) -> Resolved:
     return starting(resolved, asked or own_candidates(config, resolved, found))
 
 
-def preset_facts(
-    config: Config, train: LabelTable, cpu: bool, method_name: str = DEFAULT_METHOD, val: LabelTable | None = None
-) -> Facts:
-    """Collect what `resolve` needs to know about data, machine and method, by default that of the configuration.
+def run_facts(config: Config, tables: Tables, cpu: bool) -> Facts:
+    """Collect what `resolve` needs to know about labels, machine and method."""
+    found = preset_facts(config, tables.train, cpu)
+    if not _is_partial(tables.train):
+        return found
+    return found.model_copy(update={"partial": True, "untold": why_not_told(tables.val.matrix.dense())})
 
-    `val` are the labels of validation, for `Facts.tells_random`.
-    """
-    method = settled(config.objective, config.objective.name or method_name)
-    # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
+
+def preset_facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
+    """Collect what decides the preset: `run_facts` without what is known about unknown labels."""
     answers = answered(train) is not None
+    found = facts(len(train), len(train.classes), cpu)
+    about = method_facts(config, train, answers, DEFAULT_METHOD)
+    return found.model_copy(update={"answers": answers} | about)
+
+
+def method_facts(config: Config, train: LabelTable, answers: bool, method: str) -> dict[str, bool]:
+    """Return the part of `Facts` that depends on the method, if the settings of the user do not name another one."""
+    # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
     solved = RunFacts(
         samples=len(train),
         classes=len(train.classes),
@@ -43,14 +53,13 @@ def preset_facts(
         teacher=config.data.teacher is not None,
         answer_weights=answers,
     )
-    objective, _ = derive_objective(method, solved)
-    found = facts(len(train), len(train.classes), cpu)
-    asked = ("solvable", "solvable_warmup", "needs_maps", "open_answer_weight")
-    partial = _is_partial(train)
-    about = {"answers": answers, "partial": partial}
-    if partial and val is not None:
-        about["tells_random"] = not why_not_told(val.matrix.dense())
-    return found.model_copy(update=about | {key: getattr(objective, key) for key in asked})
+    objective, _ = derive_objective(settled(config.objective, config.objective.name or method), solved)
+    return {
+        "solvable": objective.solvable,
+        "solvable_warmup": objective.solvable_warmup,
+        "needs_maps": objective.needs_maps,
+        "open_answer_weight": objective.open_answer_weight,
+    }
 
 
 def _is_partial(train: LabelTable) -> bool:

@@ -118,7 +118,7 @@ class Search:
         chosen = best_of(self.record.trials)
         why = self._why(chosen)
         self.record = self.record.model_copy(update={"chosen": chosen, "why": why})
-        self.plan = self._derive(settings_of_best(self.begun, self.candidates[chosen], self.cpu))
+        self.plan = self._derive(settings_of_best(self.begun, self.candidates[chosen]))
         self._refuse_other_weights(self.record.trials[chosen])
         yield Noted(f"search: {why}", warning=False)
 

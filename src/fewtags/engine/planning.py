@@ -93,14 +93,14 @@ def make_plan(
         sizes,
         maps=about.needs_maps,
         starts=starts,
-        methods=max(1, len(methods)),
+        methods=methods,
     )
     if config.train.preset is not None:  # a preset that was named is not replaced
         refuse_too_short(config.train.minutes, config.train.preset, box)
     if not box.epochs:
         head_alone = config.train.model_copy(update={"minutes": None, "preset": SOLVED})
         resolved = resolve(config.model_copy(update={"train": head_alone}), about)
-    resolved = within(resolved, box, tried, methods)
+    resolved = within(resolved, box, tried)
     plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=resolved, teacher=teacher)
     _refuse_candidates(plan, out, cpu)
     notes = (box.line(config.train.minutes), *_steps_note(config, about, resolved), *plan.notes)

@@ -129,10 +129,12 @@ class TimeBox:
         sizes: the input sides that are compared first, or the starts, or the size of the run alone; fewer than
             `LEAST_EPOCHS` epochs in steps are none.
         rest: estimated seconds of everything but the epochs, with the comparison.
+        methods: the methods that are compared at each size; none if the run has one.
     """
 
     sizes: tuple[Fitting, ...]
     rest: float
+    methods: tuple[str, ...] = ()
 
     @property
     def first(self) -> Fitting:
@@ -147,11 +149,7 @@ class TimeBox:
     def line(self, minutes: float) -> str:
         """Describe the plan in one line."""
         limit = f"{minutes:g} minute" + ("" if minutes == 1 else "s")
-        compared = ""
-        if len(self.sizes) > 1:
-            *most, last = (fitting.start or str(fitting.size) for fitting in self.sizes)
-            listed = f"{', '.join(most)} and {last}"
-            compared = f"first compares {listed if self.first.start else f'photos of {listed} px'}; "
+        compared = self._compared()
         if not self.epochs:
             return (
                 f"{limit}: {compared}too short for fine-tuning, since an epoch takes about {self.first.epoch:.0f} s "
@@ -159,7 +157,7 @@ class TimeBox:
             )
         epochs = "; ".join(
             f"{counted(fitting.epochs, 'epoch')} of about {fitting.epoch:.0f} s"
-            + (f" {fitting.what}" if compared else "")
+            + (f" {fitting.what}" if len(self.sizes) > 1 else "")
             for fitting in self.sizes
         )
         whole = (self.rest + max(fitting.epochs * fitting.epoch for fitting in self.sizes)) / 60
@@ -167,6 +165,15 @@ class TimeBox:
             f"{limit}: {compared}{epochs}, and {self.rest:.0f} s of other work; about "
             f"{counted(max(1, round(whole)), 'minute')} in all"
         )
+
+    def _compared(self) -> str:
+        """Say what is compared first, as a part of a line; "" if it is nothing."""
+        listed = _listed([fitting.start or str(fitting.size) for fitting in self.sizes])
+        methods = f"the methods {_listed(self.methods)}"
+        if len(self.sizes) == 1:
+            return f"first compares {methods}; " if len(self.methods) > 1 else ""
+        what = listed if self.first.start else f"photos of {listed} px"
+        return f"first compares {what}{f', each with {methods}' if len(self.methods) > 1 else ''}; "
 
 
 def time_box(
@@ -179,7 +186,7 @@ def time_box(
     *,
     maps: bool = False,
     starts: Mapping[str, Speed] = MappingProxyType({}),
-    methods: int = 1,
+    methods: Sequence[str] = (),
 ) -> TimeBox:
     """Choose the input sides to compare, and for each the number of epochs in steps: at most that of the preset.
 
@@ -193,7 +200,7 @@ def time_box(
         maps: whether the head is solved on the cells of the maps, as places need it.
         starts: speeds of the starts that are compared, by their descriptions; then `sizes` are not. They are compared
             even if that takes longer than `minutes`.
-        methods: number of methods that are compared for each of them.
+        methods: the methods that are compared at each size; none if the run has one.
     """
     train, val = len(tables.train), len(tables.val)
     everything = sum(len(table) for table in tables.splits().values())
@@ -217,7 +224,7 @@ def time_box(
         solving = sum(solving_seconds(train, len(tables.train.classes), o.size if maps else 0) for o in compared)
         passes = sum(seconds(train + val, option.speed.forward) for option in compared)
         others = everything - train - val
-        return spent + passes + methods * solving + seconds(others + everything - train, slowest)
+        return spent + passes + max(1, len(methods)) * solving + seconds(others + everything - train, slowest)
 
     while len(options) > 1 and not starts and rest(options) > planned:
         options = options[:-1]
@@ -228,7 +235,7 @@ def time_box(
         epochs = min(most, int((planned - fixed) / epoch))
         return Fitting(option.size, epochs if epochs >= LEAST_EPOCHS else 0, epoch, option.start)
 
-    return TimeBox(tuple(map(fitting, options)), fixed)
+    return TimeBox(tuple(map(fitting, options)), fixed, tuple(methods))
 
 
 def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
@@ -241,22 +248,28 @@ def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
         )
 
 
-def within(resolved: Resolved, box: TimeBox, starts: Sequence[Candidate] = (), methods: Sequence[str] = ()) -> Resolved:
-    """Return the settings with the epochs of a time box, and with what it compares: its sizes, or the `starts`.
-
-    Each size is tried with each of the `methods`; none: with that of the run.
-    """
+def within(resolved: Resolved, box: TimeBox, starts: Sequence[Candidate] = ()) -> Resolved:
+    """Return the settings with the epochs of a time box, and with what it compares: sizes and methods, or `starts`."""
     if box.epochs:
         resolved = resolved.model_copy(update={"stages": rescaled(resolved.stages, box.epochs, None)})
     if starts:
         timed = zip(starts, box.sizes, strict=True)
         return starting(resolved, tuple(one.model_copy(update={"epochs": found.epochs}) for one, found in timed))
-    methods = methods or (resolved.method,)
+    methods = box.methods or (resolved.method,)
     if len(box.sizes) * len(methods) == 1:
         return resolved
     of_sizes = (methods_at(resolved, methods, fitting.size, fitting.epochs) for fitting in box.sizes)
     tried = tuple(candidate for several in of_sizes for candidate in several)
     return resolved.model_copy(update={"search": tried})
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Join words as a sentence has them.
+
+    >>> _listed(["64"]), _listed(["64", "96", "128"])
+    ('64', '64, 96 and 128')
+    """
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part) if words else ""
 
 
 def solving_seconds(photos: int, classes: int, size: int = 0) -> float:

@@ -315,6 +315,20 @@ def test_a_wall_confirms_only_what_was_on_the_screen(visit, run, review):
     page.evaluate("dispatchEvent(new Event('scroll'))")  # nothing is left to be seen; an error would fail the test
 
 
+@pytest.mark.parametrize("size", [(1280, 800), (1500, 1300), (900, 1400)])
+def test_the_cells_of_a_wall_are_as_large_as_the_screen_allows(visit, review, size):
+    """All are on the screen, and with a column less they would not be, or be larger than crops are."""
+    width, height = size
+    page = visit(f"/wall?class={review.info.class_ids[0]}", viewport={"width": width, "height": height})
+    page.wait_for_selector(".cell")
+    boxes = [cell.bounding_box() for cell in page.locator(".cell").all()]
+    assert max(box["y"] + box["height"] for box in boxes) <= height
+    columns = len({round(box["x"]) for box in boxes})
+    larger = page.locator("#wall").bounding_box()["width"] / (columns - 1)
+    fits = boxes[0]["y"] + -(-len(boxes) // (columns - 1)) * larger <= height
+    assert columns == 3 or len(boxes) < columns or larger > 266 or not fits
+
+
 def test_walls_of_one_class_after_the_other(visit, run, review):
     """Enter goes on to the next class; what is taken back comes with its own class."""
     page = visit("/")

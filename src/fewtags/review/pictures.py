@@ -27,8 +27,9 @@ CROP_SIDE = 256
 """Sides of a crop in pixels."""
 CROP_MARGIN = 0.6
 """What a crop shows on each side of its box, as a share of the longer side of the box."""
-SMALLEST_CROP = 0.3
-"""A crop covers at least this share of the shorter side of the photo."""
+SMALLEST_CROP = 0.6
+"""A crop covers at least this share of the shorter side of the photo. Where the class is absent, the evidence is some
+patch of the photo, and less shows a piece of cloth without what is around it."""
 
 
 @final

@@ -4,7 +4,7 @@
 const content = readJson("content");
 const CYCLE = { yes: "no", no: "unsure", unsure: "yes" };
 const INVERTED = { no: "yes", yes: "unsure", unsure: "no" };
-const SMALLEST = 100; // pixels of a cell that is made smaller so that the wall fits the screen
+const SMALLEST = 100, LARGEST = 256; // pixels of a cell whose size makes the wall fit the screen; crops have 256
 const RUN = document.title.slice(document.title.lastIndexOf(" · "));
 const byMouse = matchMedia("(pointer: fine)").matches;
 let cells = content.questions;
@@ -64,13 +64,13 @@ function show() {
   watch.start();
 }
 
-// Smaller cells, if all of them then fit the screen.
+// The largest cells with which all of them fit the screen.
 function fit() {
   const wall = byId("wall"), gap = 10;
   wall.style.setProperty("--bar", `${document.querySelector(".wall-bar").offsetHeight}px`);
   const across = wall.clientWidth, down = innerHeight - (wall.getBoundingClientRect().top + scrollY) - gap;
   wall.classList.remove("fitted");
-  for (let columns = Math.max(3, Math.floor(across / 178)); (across + gap) / columns - gap >= SMALLEST; columns += 1) {
+  for (let columns = Math.max(3, Math.ceil((across + gap) / (LARGEST + gap))); (across + gap) / columns - gap >= SMALLEST; columns += 1) {
     const side = (across + gap) / columns;
     if (Math.ceil(cells.length / columns) * side > down) continue;
     wall.style.setProperty("--columns", columns);

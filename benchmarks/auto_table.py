@@ -13,9 +13,9 @@ from pathlib import Path
 
 from scipy.stats import t as student
 
-from equal_tuning import CRITERIA, Methods, Record, final_records, read_records
+from equal_tuning import CRITERIA, Methods, final_records, read_records
 from protocol import read_setup
-from table import mean_over_sets, table_head, table_row
+from table import Record, mean_over_sets, table_head, table_row
 
 FOLDER = Path(__file__).resolve().parent
 DEFAULT, UPPER = "en_solved", "full"
@@ -103,7 +103,7 @@ def _seconds(benchmark: Methods, method: str, runs: Mapping[int, Record]) -> flo
     """CPU seconds of all epochs of one run (a solution is an epoch), median over the draws."""
     stages = benchmark.methods[method].stages or benchmark.stages
     epochs = sum(stage.epochs for stage in stages)
-    return epochs * statistics.median(r["cpu_seconds_per_epoch"] for r in runs.values())
+    return epochs * float(statistics.median(r["cpu_seconds_per_epoch"] for r in runs.values()))
 
 
 def main() -> None:

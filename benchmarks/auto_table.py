@@ -15,7 +15,8 @@ from scipy.stats import t as student
 
 from equal_tuning import CRITERIA, Methods, final_records, read_records
 from protocol import read_setup
-from table import Record, mean_over_sets, table_head, table_row
+from single_positive import Record
+from table import mean_over_sets, table_head, table_row
 
 FOLDER = Path(__file__).resolve().parent
 DEFAULT, UPPER = "en_solved", "full"

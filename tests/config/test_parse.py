@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import create_model
 
 from fewtags.config.parse import apply_overrides, dump_toml, load_toml, parse, validated
+from fewtags.config.pretrain import PretrainConfig
 from fewtags.config.sections import MOST_SEED, AugmentConfig, Config, DataConfig, ObjectiveConfig, Settings, StageConfig
-from fewtags.engine.methods import settings_models
+from fewtags.engine.methods import read_pretrain_settings, settings_models
 from fewtags.errors import ConfigError
 from fewtags.objectives.table import METHODS
 from fewtags.seeds import rng
@@ -67,6 +68,69 @@ def test_settings_without_a_name_say_which_method_is_meant(given, name):
 def test_a_derived_method_stays_derived_in_a_file():
     config = read()
     assert parse(tomllib.loads(dump_toml(config)), settings_models()) == config
+
+
+PATHS = (
+    *("data.train", "data.images", "data.val", "data.test", "data.val_images", "data.test_images", "data.truth"),
+    *("data.answers", "data.teacher", "data.names", "data.covers", "data.complete_files", "data.photo_cache"),
+    *("model.weights", "search.starts"),
+)
+"""The settings that are paths, or lists of them."""
+SINGLE = ("teacher", "names", "photo_cache", "weights")
+NO_PATHS = (
+    *("data.group_by", "data.absent_prefix", "data.image_column", "data.delimiter", "data.tags_separator"),
+    *("data.none_folder", "data.columns", "data.positive_words", "data.negative_words", "data.unknown_words"),
+    *("data.rename", "data.exactly_one", "data.at_most_one", "model.backbone", "search.methods", "search.backbones"),
+)
+PRETRAINING_PATHS = ("data.train", "data.images", "data.photo_cache", "model.weights")
+
+
+def texts(model):
+    """The settings of a run that take any text, by dotted key."""
+    for section, field in model.model_fields.items():
+        if section != "objective":
+            for name, inner in field.annotation.model_fields.items():
+                if "str" in str(inner.annotation).replace("PathText", "str"):
+                    yield f"{section}.{name}"
+
+
+def test_every_setting_that_takes_a_text_is_known_to_be_a_path_or_not():
+    """A new setting that is a path must be one of `PATHS`, and so be read as `PathText`."""
+    others = {"train.stages"}  # sections of their own
+    assert {*texts(Config)} - others == {*PATHS, *NO_PATHS}
+    assert {*texts(PretrainConfig)} == {*PRETRAINING_PATHS, "model.backbone"}
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path, key):
+    """A shell writes the home folder in place of ~; in a file nobody else does. A file ~a of this folder stays."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    section, name = key.split(".")
+    for typed, expected in (("~/a b", f"{tmp_path}/a b"), ("~", str(tmp_path)), ("~a", "~a"), ("a/~/b", "a/~/b")):
+        found = getattr(getattr(parse(apply_overrides(BARE, {key: typed}), settings_models()), section), name)
+        assert found in (expected, (expected,))
+
+
+@pytest.mark.parametrize("key", [key for key in PATHS if key.split(".")[1] not in SINGLE])
+def test_each_path_of_a_list_may_begin_with_the_home_folder(monkeypatch, tmp_path, key):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    section, name = key.split(".")
+    config = parse(apply_overrides(BARE, {key: ["a", "~/b"]}), settings_models())
+    assert getattr(getattr(config, section), name) == ("a", f"{tmp_path}/b")
+
+
+@pytest.mark.parametrize("key", PRETRAINING_PATHS)
+def test_a_path_of_pretraining_may_begin_with_the_home_folder(monkeypatch, tmp_path, key):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    section, name = key.split(".")
+    found = read_pretrain_settings(apply_overrides(BARE, {key: "~/a"}), "run.toml")
+    assert getattr(getattr(found, section), name) == f"{tmp_path}/a"
+
+
+def test_an_empty_path_of_a_folder_is_refused_as_it_was_typed():
+    assert problems(apply_overrides(BARE, {"data.photo_cache": ""})) == [
+        "data.photo_cache = '': string should have at least 1 character"
+    ]
 
 
 def test_all_problems_are_reported_at_once_with_their_cure():

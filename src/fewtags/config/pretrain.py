@@ -12,6 +12,7 @@ from fewtags.config.presets import Facts, photos_per_process
 from fewtags.config.sections import MOST_SEED, ObjectiveConfig, Settings, StageConfig
 from fewtags.errors import ConfigError
 from fewtags.formats import FormatName
+from fewtags.formats.options import FolderText, PathText
 
 if TYPE_CHECKING:  # objectives import torch, which errors in settings do not need
     from fewtags.objectives.base import Objective
@@ -24,13 +25,14 @@ PAPER_IMAGES = 50_000
 class PretrainDataConfig(Settings):
     """Where the photos are. Labels are not used."""
 
-    train: str = Field(description="folder of photos, a label file that names them, or a text file with their paths")
-    images: str | None = Field(None, description="folder that image names in a file are relative to")
+    train: PathText = Field(
+        description="folder of photos, a label file that names them, or a text file with their paths"
+    )
+    images: PathText | None = Field(None, description="folder that image names in a file are relative to")
     format: FormatName | None = Field(None, description="format of a label file; default: detected and reported")
     decode: bool = Field(True, description="decode every photo before training, which finds broken ones")
-    photo_cache: str | None = Field(
+    photo_cache: FolderText | None = Field(
         None,
-        min_length=1,
         description="folder of shrunken copies that views are read from, for fast epochs; default: none",
     )
 
@@ -40,7 +42,7 @@ class PretrainModelConfig(Settings):
     """The network that is trained."""
 
     backbone: str | None = Field(None, description="any timm model with a spatial feature map")
-    weights: str = Field("none", description="what it starts from: none (from scratch), hub, offline, or a file")
+    weights: PathText = Field("none", description="what it starts from: none (from scratch), hub, offline, or a file")
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate in training")
 
 

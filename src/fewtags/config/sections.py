@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from fewtags.config.precision import Precision
 from fewtags.formats import FormatName
-from fewtags.formats.options import ReadOptions
+from fewtags.formats.options import FolderText, PathText, ReadOptions
 from fewtags.objectives.table import DEFAULT_METHOD, OWN_METHOD
 
 
@@ -39,7 +39,7 @@ def _one_word(given: Any) -> Any:
     return (given,) if isinstance(given, str) else given
 
 
-SourceWords = Annotated[tuple[str, ...], BeforeValidator(_one_word)]
+SourceWords = Annotated[tuple[PathText, ...], BeforeValidator(_one_word)]
 
 
 def _split_words(given: Any) -> Any:
@@ -60,7 +60,7 @@ def _one_or_more(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return given[0] if isinstance(given, tuple) and len(given) == 1 else given
 
 
-Paths = Annotated[str | tuple[str, ...], AfterValidator(_one_or_more)]
+Paths = Annotated[PathText | tuple[PathText, ...], AfterValidator(_one_or_more)]
 """One path, or a list of paths."""
 
 
@@ -89,7 +89,7 @@ class DataFiles(Settings):
     answers_step: tuple[int, ...] = Field(
         (), description="last step of each file of `answers` that counts; `train` sets it to the last one there is"
     )
-    teacher: str | None = Field(
+    teacher: PathText | None = Field(
         None, description="scores in 0..1 of another model, as CSV or Parquet, for methods that learn from a teacher"
     )
     positives_per_image: float | None = Field(
@@ -134,9 +134,8 @@ class DataConfig(ReadOptions, DataFiles):
         description="decode every photo before training, which finds broken ones (0.6 ms for one of 320 x 240 pixels); "
         "false reads headers only (0.1 ms), and a broken photo stops training",
     )
-    photo_cache: str | None = Field(
+    photo_cache: FolderText | None = Field(
         None,
-        min_length=1,
         description="folder of shrunken copies that training views are read from, for fast epochs; default: none",
     )
 
@@ -150,7 +149,7 @@ class ModelConfig(Settings):
     """The network and where its weights come from."""
 
     backbone: str | None = Field(None, description="any timm model with a spatial feature map")
-    weights: str | None = Field(None, description="hub, offline, none, or a file")
+    weights: PathText | None = Field(None, description="hub, offline, none, or a file")
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate in training")
     output_stride: Literal[8, 16, 32] | None = Field(None, description="pixels per map cell; default: the backbone's")
     head_kernel: Literal[1, 3] = Field(1, description="side of the head's convolution; TS-CAM's is 3")
@@ -330,7 +329,7 @@ class SearchConfig(Settings):
     )
     pools: Annotated[tuple[MapPool, ...], Split] = Field((), description="from maps to image logits, see model.pool")
     backbones: Annotated[tuple[str, ...], Split] = Field((), description="timm models; weights as for model.backbone")
-    starts: Annotated[tuple[str, ...], Split] = Field(
+    starts: Annotated[tuple[PathText, ...], Split] = Field(
         (),
         description="pretraining runs or their encoder files, and preset: the weights of a run without them; also with "
         "minutes (several --init are the short form)",

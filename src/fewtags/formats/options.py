@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -60,6 +62,17 @@ def _split_words(given: Any) -> Any:
 
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_split_words)]
+
+
+def _below_home(path: str) -> str:
+    """Return a path with the home folder in place of a leading ~, as a shell writes it; ~name is left as it is."""
+    return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path  # noqa: PTH111
+
+
+PathText = Annotated[str, AfterValidator(_below_home)]
+"""A setting that is a path, or may be one."""
+FolderText = Annotated[str, Field(min_length=1), AfterValidator(_below_home)]
+"""A setting that is a path and not empty."""
 
 
 class ReadOptions(BaseModel):
@@ -118,7 +131,7 @@ class ReadOptions(BaseModel):
         "one is joined with it",
     )
 
-    names: str | None = Field(
+    names: PathText | None = Field(
         None, description="CSV or JSON file with ids of classes and the names to show, such as n02012849,crane"
     )
 

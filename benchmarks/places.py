@@ -62,7 +62,10 @@ TAGS = ("EN, tags alone", "AN", "WAN", "EP", "EN")
 PATCHES = ("AN + patches", "EN + patches", "patchml", "patchml, unknown ignored")
 """Methods with a loss of patches, which has a weight."""
 WHERE_COMPLETE = ("EN", "EN + patches", "patchml")
-"""Methods that differ where every class is tagged: then AN, WAN, EP and EN have the same loss."""
+"""Methods that differ where every class is tagged: then AN, WAN, EP and EN have the same loss.
+
+`fewtags train` has the loss of patchml there (`ExpectedNegative.negative_gamma`).
+"""
 
 
 class Variant(NamedTuple):

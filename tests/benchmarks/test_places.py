@@ -107,6 +107,11 @@ def test_methods_that_are_left_out_where_every_class_is_tagged_are_those_that_st
         losses[name] = float(objective.step(net.head, batch, at).loss.detach())
     assert len({round(losses[name], 6) for name in places.TAGS[1:]}) == 1, losses
     assert losses["patchml"] == losses["patchml, unknown ignored"]
+    default = places.ExpectedNegative(
+        positives_per_image=1.5, scl_weight=0.0, warmup_loss="expected_negative", negative_gamma=1.0
+    )
+    default.setup(net, problem)
+    assert float(default.step(net.head, batch, at).loss.detach()) == pytest.approx(losses["patchml"], rel=1e-6)
     assert not (labels == Label.UNKNOWN).any()
 
 
@@ -144,6 +149,13 @@ def test_without_a_choice_the_method_of_the_default_is_the_default():
     found = places_table.chosen([one for one in RECORDS if one["weight"] != 0.3])
     assert [*found] == ["default", "patchml", "AN"]
     assert found["patchml"][0]["weight"] == 1
+
+
+def test_where_every_class_is_tagged_the_default_has_the_loss_of_patchml():
+    records = [{**one, "known": "full"} for one in RECORDS if one["weight"] in (1, None)]
+    found = places_table.chosen(records)
+    assert [*found] == ["default", "EN + patches", "AN"]
+    assert {run["method"] for run in found["default"].values()} == {"patchml"}
 
 
 def rows(page, title):

@@ -13,6 +13,7 @@ from fewtags.engine.label_counts import can_rank, positives_per_image
 from fewtags.engine.plan import derive
 from fewtags.engine.planning import make_plan
 from fewtags.engine.tables import Tables, hold_out, read_named, read_options, read_tables
+from fewtags.engine.train_record import method_record
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.options import ReadOptions
 from fewtags.labels import ClassNames, Label
@@ -394,6 +395,32 @@ def test_a_method_that_nobody_named_uses_points_and_boxes_where_there_are_any(ta
     tags = derive(unnamed, tables, None, cpu=True)
     assert (tags.method.name, tags.objective.patch_weight) == ("expected_negative", 0)
     assert not any("patch" in line for line in tags.lines())
+
+
+def test_complete_tags_with_places_have_a_focus_on_negatives_where_the_head_is_solved(scenes, tables, make_config):
+    """It is said and recorded; a run in steps, and one with an unknown label, keep the paper's loss."""
+    truth = scenes.train_truth
+    image, class_ = np.indices(truth.matrix.shape).reshape(2, -1)
+    corners = np.full((image.size, 4), np.nan)
+    corners[truth.matrix.dense().ravel() == Label.POSITIVE] = [0.2, 0.2, 0.6, 0.6]
+
+    def planned(known, **changes):
+        labels = LabelTable.build(
+            truth.images, truth.classes, image=image[known], class_=class_[known],
+            state=truth.matrix.dense().ravel()[known], locations=corners[known], root=truth.root,
+        )  # fmt: skip
+        solved = {"train__preset": "cpu", "train__stages": None, "train__cached_views": None, "train__batch_size": None}
+        return derive(
+            make_config({"name": "expected_negative"}, **(solved | changes)),
+            replace(tables, train=labels), None, cpu=True,
+        )  # fmt: skip
+
+    plan = planned(slice(None))
+    assert plan.objective.negative_gamma == method_record(plan)["negative_gamma"] == 1
+    assert any(line.endswith("(objective.negative_gamma)") for line in plan.lines())
+    for other in (planned(slice(1, None)), planned(slice(None), train__preset="views")):
+        assert other.objective.negative_gamma == 0
+        assert not any("negative_gamma" in line for line in other.lines())
 
 
 @pytest.mark.parametrize(

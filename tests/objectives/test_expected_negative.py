@@ -607,6 +607,11 @@ ERRORS = [
     ({"heatmap_top_k": 0}, "heatmap_top_k must be at least 1, got 0."),
     ({"prototype_weight": 1.5}, "prototype_weight must be in 0..1, got 1.5."),
     ({"heatmap_patch_weight": -1.0}, "heatmap_patch_weight must be at least 0, got -1.0."),
+    ({"negative_gamma": -1.0}, "negative_gamma must be at least 0, got -1.0."),
+    (
+        {"negative_gamma": 1.0, "expected_positives": "positive"},
+        "negative_gamma is for EN's loss, and expected_positives='positive' has another one. Leave one of them out.",
+    ),
     (
         {"positives_interval": (0.5, 0.9)},
         "positives_interval is (low, high), with positives_per_image 1 in it; got (0.5, 0.9).",

@@ -1,5 +1,7 @@
 """Points and boxes beside a loss of images: the patch loss of PatchML is added to other methods."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from fewtags.geometry import View
 from fewtags.labels import Batch, Label, LabelMatrix, Places
 from fewtags.nets.spatial import Output
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
-from fewtags.objectives.base import Problem, Progress, RunFacts
+from fewtags.objectives.base import Derived, Problem, Progress, RunFacts
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.objectives.patchml import PatchML
 
@@ -69,6 +71,41 @@ def test_the_loss_of_patches_is_that_of_patchml(name):
     torch.testing.assert_close(gradient - before, patches)
     assert patches.abs().sum() > 0
     assert "patch" not in without.logs
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.0])
+def test_with_complete_labels_a_focus_on_negatives_is_that_of_patchml(gamma):
+    settings = {"patch_weight": 1.0, "patch_weights": (4.0, 1.0, 1.0)}
+    ours, gradient = loss_and_gradient(expected_negative(negative_gamma=gamma, **settings), labels=ABSENT["en"])
+    theirs, same = loss_and_gradient(PatchML(image_gammas=(0.0, gamma, 0.0), **settings), labels=ABSENT["en"])
+    assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-6)
+    torch.testing.assert_close(gradient, same)
+
+
+@pytest.mark.parametrize(("gamma", "factor"), [(0.0, 3.0), (1.0, 2.0), (2.0, 1.5)])
+def test_assumed_negatives_have_the_focus_and_expected_positives_no_loss(gamma, factor):
+    """Of four cells with f = .5, one positive and two negatives count: log 2 (1 + 2 x .5^gamma) / 4."""
+    method = ExpectedNegative(
+        class_prior=(1.0, 0.0), scl_weight=0.0, warmup_loss="expected_negative", negative_gamma=gamma
+    )
+    labels = torch.tensor([[P, U], [U, N]], dtype=torch.int8)
+    method.setup(Maps(), Problem(labels=LabelMatrix.from_dense(labels.numpy()), grid=(1, 1), epochs=2))
+    method.on_epoch_start(1)
+    views = stack_views([View.identity()] * 2)
+    data = Batch(images=torch.zeros(2, 2, 1, 1), labels=labels, index=torch.arange(2), views=views)
+    assert method.step(Maps(), data, Progress(1, 0, 1)).loss.item() == pytest.approx(np.log(2) * factor / 4)
+
+
+def test_negatives_have_a_focus_where_a_head_is_solved_from_complete_tags_and_places():
+    """In all other runs EN is that of the paper; a note says where it is not."""
+    facts = RunFacts(samples=2, classes=3, positives=2, negatives=4, points=1, head_solved=True)
+    derived = ExpectedNegative().derived(facts)["negative_gamma"]
+    assert derived.value == 1
+    assert derived.note.endswith("(objective.negative_gamma)")
+    for other in ({"points": 0}, {"negatives": 3}, {"head_solved": False}):
+        assert ExpectedNegative().derived(replace(facts, **other))["negative_gamma"] == Derived(0.0)
+    for method in (ExpectedNegative(patch_weight=0.0), ExpectedNegative(expected_positives="positive")):
+        assert method.derived(facts)["negative_gamma"] == Derived(0.0)
 
 
 def test_expected_positives_are_unknown_patches():

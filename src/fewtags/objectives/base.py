@@ -66,6 +66,11 @@ class RunFacts:
     teacher: bool = False
     answer_weights: bool = False
 
+    @property
+    def complete(self) -> bool:
+        """Whether no label is unknown."""
+        return self.positives + self.negatives == self.samples * self.classes
+
 
 @final
 @dataclass(frozen=True)

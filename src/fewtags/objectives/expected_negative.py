@@ -105,6 +105,9 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         answer_weight: weight in EN's loss of cells that people answered (`fewtags review`); other cells have 1. Each
             answer is one of many hard cells that nobody was asked about (not in the paper). Default: 4; if the head is
             solved, the best of 1, 4 and 16 on validation.
+        negative_gamma: focus of EN's loss on negatives: known and assumed ones have the weight f^gamma, which has no
+            gradient (not in the paper; 1 is that of PatchML's loss of images). Default: 1 if the head is solved from
+            complete labels with points or boxes, else 0: all negatives weigh the same.
         prototype_weight: weight w, 0..1, of a second score in the ranking of expected positives (not in the paper): how
             near the features of an image are to the mean of those of the annotated positives (`PrototypeScores`).
         heatmap_patch_weight: weight of a loss of patches (not in the paper). Each unknown label that is an expected
@@ -131,6 +134,7 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
     score_dtype: Literal["float32", "float16"] = "float32"
     scores_start: Literal["labels", "teacher"] = "labels"
     answer_weight: Annotated[float | None, Range(0, above=True)] = None
+    negative_gamma: Annotated[float | None, Range()] = None
     prototype_weight: Annotated[float, Range(0, 1)] = 0.0
     heatmap_patch_weight: Annotated[float, Range()] = 0.0
 
@@ -147,6 +151,11 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             )
         if self.positives_interval is not None:
             self._check_interval(*self.positives_interval)
+        if self.negative_gamma and not self._weighs_cells:
+            raise ConfigError(
+                f"negative_gamma is for EN's loss, and expected_positives={self.expected_positives!r} has another one. "
+                "Leave one of them out."
+            )
         for name in ("prototype_weight", "heatmap_patch_weight"):
             if getattr(self, name) and self.expected_positives in ("none", "counted"):
                 raise ConfigError(
@@ -191,9 +200,14 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         return self.expected_positives != "counted" and not self.patch_weight
 
     @property
+    def _weighs_cells(self) -> bool:
+        """Whether the cells of the loss can have weights: those of EN and AN; EP and EPR have other losses."""
+        return self.expected_positives in ("ignore", "none")
+
+    @property
     def open_answer_weight(self) -> bool:
         """EN and AN weigh answers; EP and EPR do not."""
-        return self.answer_weight is None and self.expected_positives in ("ignore", "none")
+        return self.answer_weight is None and self._weighs_cells
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Derive K from the labels; and no SCL if the head is solved, because each image then has only one view."""
@@ -209,7 +223,19 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             "warmup_loss": Derived("expected_negative" if facts.warmup_solved else "assume_negative"),
             "teacher_weight": Derived(float(facts.teacher and self.scores_start == "labels")),
             "answer_weight": Derived(None if facts.answer_weights else ANSWER_WEIGHT),
+            "negative_gamma": self._derived_focus(facts),
         }
+
+    def _derived_focus(self, facts: RunFacts) -> Derived:
+        """Return the default of `negative_gamma`: the focus of the patches (docs/places.md)."""
+        places = (facts.points or facts.boxes) and self.patch_weight != 0 and self._weighs_cells
+        if not (places and facts.head_solved and facts.complete):
+            return Derived(0.0)
+        return Derived(
+            1.0,
+            "negatives that the model is sure of count less, since tags are complete and there are points or boxes "
+            "(objective.negative_gamma)",
+        )
 
     @property
     def assumed_positives(self) -> float | tuple[float, ...] | None:
@@ -360,7 +386,7 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             loss = expected_positive_regularisation(logits, labels, self._mean_count, total=self._problem.shard.sum)
             logs = {"epr": loss.detach()}
         else:  # none: only annotated positives are in the mask
-            loss = expected_negative(logits, labels, expected, weight=self._weights(batch, ranking, at))
+            loss = expected_negative(logits, labels, expected, weight=self._weights(batch, logits, ranking, at))
             logs = {"en": loss.detach()}
         loss = self.with_distillation(loss, logs, logits, batch)
         absent = None if self.expected_positives == "counted" else (labels == Label.UNKNOWN) & ~expected
@@ -396,8 +422,16 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         if self._second is not None and seen.features is not None:
             self._second.update(batch.index, seen.features, batch.labels)
 
-    def _weights(self, batch: Batch, ranking: Tensor, at: Progress) -> Tensor | None:
+    def _weights(self, batch: Batch, logits: Tensor, ranking: Tensor, at: Progress) -> Tensor | None:
         """Return the weights of the cells in EN's loss, float32 [b, C]; None if all are 1."""
+        weights = self._certainty(batch, ranking, at)
+        if not self.negative_gamma:
+            return weights
+        focus = torch.where(batch.labels == Label.POSITIVE, 1.0, logits.detach().sigmoid() ** self.negative_gamma)
+        return focus if weights is None else focus * weights
+
+    def _certainty(self, batch: Batch, ranking: Tensor, at: Progress) -> Tensor | None:
+        """Return how much the label of each cell counts, float32 [b, C]; None if all are 1."""
         weights: Tensor | None = None
         if self._possible is not None:
             possible = self._possible.mask(ranking, batch.labels, batch.index) & (batch.labels == Label.UNKNOWN)

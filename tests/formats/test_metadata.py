@@ -37,6 +37,39 @@ def test_lists_of_tags(root):
     assert table.matrix.dense().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
 
 
+def test_a_blank_before_the_name_of_a_photo(root):
+    """It belongs to the name if there is such a photo; else it is noise."""
+    save_photo(root / " c.jpg", (40, 20), 9)
+    records = photos({"tags": ["cat"]}, {"tags": None}, {"tags": ["dog"]})
+    for record in records:
+        record["file_name"] = f" {record['file_name']}"
+    write(root / "metadata.jsonl", *records)
+    table = read(root, options=ReadOptions(complete=True))
+    assert labels(table) == {
+        "a.jpg": {"cat": Label.POSITIVE, "dog": Label.NEGATIVE},
+        "b.jpg": {},
+        " c.jpg": {"cat": Label.NEGATIVE, "dog": Label.POSITIVE},
+    }
+
+
+def test_a_text_with_commas_beside_lists(root):
+    """Beside lists it may be one name or several: neither is taken without a word. A line break ends a tag."""
+    records = photos(
+        {"tags": ["cat, small"]}, {"tags": "cat, dog", "note": ["x"]}, {"tags": "owl\ncat", "note": "y, z"}
+    )
+    path = write(root / "metadata.jsonl", *records)
+    with pytest.raises(DataError) as error:
+        read(path)
+    assert str(error.value) == (
+        f"{path} row 2: 'tags' is 'cat, dog', which may be several tags or one name; other rows have lists. Write a "
+        "list there, too; or pass ReadOptions(tags_separator=',') if ',' separates tags, or "
+        "ReadOptions(tags_separator='|') if it belongs to the name."
+    )
+    apart = {"cat, small", "cat", "dog", "owl"}
+    for separator, classes in ((",", apart), ("|", {"cat, small", "cat, dog", "owl", "cat"})):
+        assert {*read(path, options=ReadOptions(tags_separator=separator)).classes.ids} == classes
+
+
 @pytest.mark.parametrize(("yes", "no"), [(True, False), (1, 0), ("yes", "no")])
 def test_class_columns(root, yes, no):
     """null and a key that is missing are unknown."""

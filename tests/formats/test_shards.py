@@ -79,6 +79,66 @@ def test_text_counts_without_other_labels(tmp_path):
     assert "y.tar: 3 members *.txt beside other labels are not read" in table.notes.messages
 
 
+def test_names_that_begin_with_a_blank(tmp_path):
+    """They are the names of other photos than those without it."""
+    names = ("0", " 0", " d/1", "2 ")
+    photos = {f"{name}.jpg": photo(n) for n, name in enumerate(names)}
+    members = {f"{name}.cls": f"c{n}" for n, name in enumerate(names)}
+    table = read(tar(tmp_path / "x.tar", {**photos, **members}, photos=0))
+    assert labels(table) == {f"{name}.jpg": {f"c{n}": POSITIVE} for n, name in enumerate(names)}
+    assert not table.notes.excluded
+
+
+@pytest.mark.parametrize("ending", ["txt", "labels", "tags"])
+def test_one_line_beside_several(tmp_path, ending):
+    """A comma is asked about, also if other photos have a line for each tag, unless a part of it is a tag elsewhere."""
+    path = tar(tmp_path / "x.tar", {f"{n}.{ending}": text for n, text in enumerate(("cat, dog", "red owl\nbird"))})
+    with pytest.raises(DataError, match=rf"x\.tar/0\.{ending}, column '.*': 'cat, dog' may be 2 tags, or one name"):
+        read(path)
+    split = read(path, options=ReadOptions(tags_separator=","))
+    assert labels(split)["0.jpg"] == {"cat": POSITIVE, "dog": POSITIVE}
+    assert split.classes.ids == ("bird", "cat", "dog", "red owl")
+    assert read(path, options=ReadOptions(tags_separator="|")).classes.ids == ("bird", "cat, dog", "red owl")
+    clear = tar(tmp_path / "y.tar", {f"{n}.{ending}": text for n, text in enumerate(("cat, dog", "red owl\ncat"))})
+    assert read(clear).classes.ids == ("cat", "dog", "red owl")
+    lines = tar(tmp_path / "z.tar", {f"{n}.{ending}": text for n, text in enumerate(("red owl", "red owl\ncat"))})
+    assert read(lines).classes.ids == ("cat", "red owl")
+
+
+def test_shards_with_labels_in_different_fields(tmp_path):
+    """A class in .cls and a field `label` are two columns, of which one would not be read. Captions are not labels."""
+    classes = tar(tmp_path / "a" / "x-0.tar", {"0.cls": "0", "1.cls": "1"})
+    for write in (
+        lambda: tar(tmp_path / "a" / "x-1.tar", {"1.json": '{"label": 0}', "2.json": '{"label": 1}'}),
+        lambda: parquet(tmp_path / "a" / "x-1.parquet", {"label": ["0", "1"]}),
+    ):
+        other = write()
+        at = f"{other}/1.json" if other.suffix == ".tar" else f"{other} row 1"
+        with pytest.raises(DataError) as error:
+            read(tmp_path / "a")
+        assert str(error.value) == (
+            f"{tmp_path / 'a'}: the labels of {classes}/0.cls are in 'labels', and those of {at} in 'label'. Write "
+            "them in the same way, or read the shards one by one; if some are not labels, name the others: "
+            "ReadOptions(columns=('labels',))."
+        )
+        assert read(tmp_path / "a", options=ReadOptions(columns=("labels",))).classes.ids == ("0", "1")
+        other.unlink()
+    tar(tmp_path / "a" / "x-1.tar", {"1.json": '{"labels": 0}', "2.json": '{"labels": [1]}'})
+    assert labels(read(tmp_path / "a"))["x-1.tar/2.jpg"] == {"1": POSITIVE}
+    tar(
+        tmp_path / "a" / "x-1.tar", {"0.txt": "Two cats sleep on a red sofa", "1.txt": "A dog plays outside in the sun"}
+    )
+    assert labels(read(tmp_path / "a"))["x-1.tar/0.jpg"] == {}
+
+
+def test_a_class_beside_tags(tmp_path):
+    """A .cls is one class, whatever its name; what is in .tags is asked about."""
+    path = tar(tmp_path / "x.tar", {"0.cls": "cat, small", "1.tags": "owl, cat"})
+    with pytest.raises(DataError, match=r"x\.tar/1\.tags: 'labels' is 'owl, cat', which may be several tags or one"):
+        read(path)
+    assert read(path, options=ReadOptions(tags_separator=",")).classes.ids == ("cat", "cat, small", "owl")
+
+
 def test_captions_are_refused(tmp_path):
     text = {"0.txt": "Two cats sleep on a red sofa", "1.txt": "A dog plays outside in the sun"}
     with pytest.raises(
@@ -281,6 +341,33 @@ def test_odd_columns(tmp_path):
     pq.write_table(table.append_column("tags", table["tags"]), path)
     with pytest.raises(DataError, match=r"a\.parquet: has 2 columns 'tags'; keep one of them"):
         read(path)
+
+
+@pytest.mark.parametrize("column", ["name", "id", "file", "image_id"])
+def test_labels_in_a_column_that_usually_names_photos(tmp_path, column):
+    """It is read if the user names it; a message or the error says that it was left out, if it cannot name photos."""
+    path = parquet(tmp_path / "a.parquet", {column: ["cat", "dog", "cat"]})
+    with pytest.raises(DataError) as error:
+        read(path)
+    assert str(error.value) == (
+        f"{path}: no photo has labels beside it, and folders do not name classes. The columns '{column}' are not read, "
+        f"since they usually name photos; if they have labels, pass ReadOptions(columns=('{column}',)); or write the "
+        "labels into a CSV of photo names and pass it, with --images for the shards."
+    )
+    named = ReadOptions(columns=(column,))
+    assert labels(read(path, options=named)) == {
+        f"row-{n}": {name: POSITIVE} for n, name in enumerate(("cat", "dog", "cat"))
+    }
+    beside = parquet(tmp_path / "b.parquet", {column: ["cat", "dog", "cat"], "tags": ["red", "blue", "red"]})
+    table = read(beside)
+    assert table.classes.ids == ("blue", "red")
+    assert table.notes.warnings[0] == (
+        f"b.parquet: the column '{column}' is not read as labels, and does not name photos: 'cat' is in 2 rows. If it "
+        f"has labels, pass ReadOptions(columns=('{column}',))"
+    )
+    assert read(beside, options=named).classes.ids == ("cat", "dog")
+    ids = parquet(tmp_path / "c.parquet", {column: ["u", "v", "w"], "tags": ["red", "blue", "red"]})
+    assert not read(ids).notes.warnings  # every row has another: names of photos, or of something else
 
 
 def test_class_labels_of_splits_and_of_columns_called_name(tmp_path):

@@ -186,7 +186,7 @@ def _is_object(value: str) -> bool:
 def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOptions, alone: bool) -> str:
     """Return the character between the tags; "" if each cell has one tag."""
     if options.tags_separator is not None:
-        return {"space": " ", "tab": "\t"}.get(options.tags_separator, options.tags_separator)
+        return given_separator(options)
     seen = {mark: [value for value in values if mark in value] for mark in SEPARATORS}
     used = [mark for mark, cells in seen.items() if cells]
     if len(used) > 1 and (used[0] != "|" or _mixed(values, used)):
@@ -199,7 +199,14 @@ def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOp
         return used[0]
     # Names with blanks ("traffic light") have as many words as distinct cells; tags are few, in many combinations.
     tags = {tag for value in values for tag in value.split()}
+    alone = alone and not any(map(_LINES.search, values))  # what is on a line of its own is one tag
     return " " if alone and len(tags) < len({value.strip() for value in values}) else ""
+
+
+def given_separator(options: ReadOptions) -> str:
+    """Return the character that the user gives as the one between tags; "" if there is none."""
+    given = options.tags_separator or ""
+    return {"space": " ", "tab": "\t"}.get(given, given)
 
 
 def _mixed(values: Iterable[str], marks: Sequence[str]) -> bool:

@@ -26,7 +26,7 @@ IMAGE_COLUMNS = (
     *("filename", "file_name", "file", "filepath", "file_path", "path", "photo"),
 )
 """Names of columns of images, likeliest first."""
-_TAGS = frozenset(
+TAG_NAMES = frozenset(
     {
         "tag",
         "tags",
@@ -42,6 +42,7 @@ _TAGS = frozenset(
         "choices",
     }
 )
+"""Names of columns of tags."""
 _STATES = frozenset({"state", "present", "presence"})
 """Names of columns that say whether the class of the row is present."""
 _NO_CLASSES = frozenset(
@@ -99,7 +100,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     image = sheet.find(options.image_column) if options.image_column else _image_column(sheet)
     chosen = None if options.columns is None else tuple(sheet.find(name) for name in options.columns)
     others = [j for j in range(len(sheet.header)) if j != image]
-    splits, folds, warnings = find_splits(sheet, others, chosen or (), _TAGS, words)
+    splits, folds, warnings = find_splits(sheet, others, chosen or (), TAG_NAMES, words)
     rest = [j for j in others if j not in (splits.columns if splits else ()) and j not in folds]
     names = {fold(sheet.header[j]): j for j in rest}
     if chosen is None:
@@ -113,7 +114,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     elif {"class", "x0", "y0", "x1", "y1"} <= names.keys():
         form, labels = "facts", (names["class"],)
     elif point:
-        found = [names["class"]] if "class" in names else [j for name, j in names.items() if name in _TAGS]
+        found = [names["class"]] if "class" in names else [j for name, j in names.items() if name in TAG_NAMES]
         if len(found) != 1:
             what = (
                 f"{some([sheet.header[j] for j in found])} may all be" if found else "no column is called 'class' for"
@@ -171,7 +172,7 @@ def _stated_class(sheet: Sheet, names: Mapping[str, int], words: Words) -> tuple
     """Return the columns of the class and of its state, for one label a row; None if there are no such columns."""
     if {"class", "state"} <= names.keys():
         return names["class"], names["state"]
-    classes = [j for name, j in names.items() if name in _TAGS]
+    classes = [j for name, j in names.items() if name in TAG_NAMES]
     states = [j for name, j in names.items() if name in _STATES and _share(sheet, j, words) == 1.0]
     named = len(classes) == 1 and len(states) == 1 and _share(sheet, classes[0], words) < 0.5
     return (classes[0], states[0]) if named else None
@@ -179,7 +180,7 @@ def _stated_class(sheet: Sheet, names: Mapping[str, int], words: Words) -> tuple
 
 def _boxed_class(sheet: Sheet, names: Mapping[str, int]) -> int | None:
     """Return the only column of labels beside boxes in fractions of the photo, x0, y0, x1 and y1; else None."""
-    found = [j for name, j in names.items() if name in _TAGS]
+    found = [j for name, j in names.items() if name in TAG_NAMES]
     if not set(_CORNERS) <= names.keys() or len(found) != 1:
         return None
     filled = [value for corner in _CORNERS for value in sheet.values[names[corner]] if value.strip()]
@@ -282,7 +283,7 @@ def _point_columns(
         first, second = (sheet.header[names[axis]] for axis in pair)
         if options.points is not None:
             return (names[pair[0]], names[pair[1]]), options.points
-        if options.columns is None and _TAGS & names.keys():
+        if options.columns is None and TAG_NAMES & names.keys():
             raise DataError(
                 f"{sheet.path}: are the columns {first!r} and {second!r} points in pixels or in fractions of the "
                 f"photo? Pass {setting('points', 'pixels')} (or fractions), or call them x_px and y_px; if they are "
@@ -349,8 +350,8 @@ def _label_columns(
 ) -> tuple[Form, tuple[int, ...]]:
     named = [j for j in rest if sheet.header[j] and not _NAMELESS.fullmatch(fold(sheet.header[j]))]
     named = [j for j in named if not _is_about_rows(sheet.header[j])]
-    exact = [j for j in named if fold(sheet.header[j]) in _TAGS]
-    about = [j for j in named if _TAGS & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
+    exact = [j for j in named if fold(sheet.header[j]) in TAG_NAMES]
+    about = [j for j in named if TAG_NAMES & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
     share = {j: _share(sheet, j, words) for j in named}
     certain = [j for j in named if share[j] == 1.0 and j not in exact]
     group = numbered(sheet, named)

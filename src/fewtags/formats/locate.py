@@ -130,7 +130,7 @@ def _find(names: Sequence[str], file: Path, root: Path | None) -> tuple[dict[str
     missing: dict[str, str | None] = {}
     for name in names:
         key = key_of(name, file, root)
-        actual = key if folder is None or key is None else folder.find(key)
+        actual = key if folder is None or key is None else folder.find_exactly(name) or folder.find(key)
         if actual is None:
             missing[name] = key
         else:
@@ -272,6 +272,10 @@ class _Folder:
         others = [name] if name in names else alike.get(loose(name), [])
         return parent + slash + others[0] if len(others) == 1 else None
 
+    def find_exactly(self, name: str) -> str | None:
+        """Return a name that begins or ends with a blank, if it is that of a file; in most tables blanks are noise."""
+        return name if name != name.strip() and _PLAIN.fullmatch(name) and self.find(name) == name else None
+
     def _list(self, parent: str) -> tuple[set[str], dict[str, list[str]]]:
         try:
             with os.scandir(self.root / parent) as entries:
@@ -349,7 +353,7 @@ def _guess_root(names: Sequence[str], file: Path, beside: Sequence[Path]) -> Pat
     for root in beside:
         if root.is_dir():
             folder = _Folder(root)
-            keys = [key_of(name, file, root) for name in sample]
+            keys = [folder.find_exactly(name) or key_of(name, file, root) for name in sample]
             if sum(key is not None and folder.find(key) is not None for key in keys) * 2 > len(sample):
                 return root
     return None

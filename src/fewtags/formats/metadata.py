@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -16,6 +16,7 @@ from fewtags.errors import DataError
 from fewtags.formats.cells import is_list, is_nested, text_of_list, text_of_value
 from fewtags.formats.common import clean_name, finite_number, is_split, plain_text, split_name, text_of
 from fewtags.formats.csv import read_table
+from fewtags.formats.csv_cells import SEPARATORS, cut, given_separator
 from fewtags.formats.csv_layout import IMAGE_COLUMNS, find_layout
 from fewtags.formats.locate import locate, usual_folders
 from fewtags.formats.options import ReadOptions
@@ -105,14 +106,15 @@ def read_rows(
     if objects := next((name for name in _columns(rows) if any(_has_boxes(row.record.get(name)) for row in rows)), ""):
         table = _read_objects(path, rows, (key, objects), images, options, beside)
         return _leave_unknown(table, rows, key, [objects]) if null_is_unknown else table
-    sheet = _sheet(path, rows, key)
+    sheet = _sheet(path, rows, key, options)
     nested = [name for name in _columns(rows) if any(is_nested(row.record.get(name)) for row in rows)]
     try:
         layout = find_layout(sheet, options)
     except DataError as error:
         raise DataError(f"{error}{_nested_text(nested)}") from None
-    table = read_table(sheet, layout, images, options, beside)
     labels = {sheet.header[column] for column in layout.labels}
+    _refuse_unclear(rows, labels, options)
+    table = read_table(sheet, layout, images, options, beside)
     table = _leave_unknown(table, rows, key, [name for name in _columns(rows) if clean_name(name) in labels])
     if not nested:
         return table
@@ -143,9 +145,9 @@ class Row:
         return self.place or f"{self.file} row {self.line}"
 
     def photo(self, key: str) -> str:
-        """Return the name of its photo, which the field `key` has."""
-        name = plain_text(self.record[key])
-        return f"{self.folder}/{name}" if self.folder else name
+        """Return the name of its photo, which the field `key` has; `locate` decides whether blanks belong to it."""
+        name = str(self.record[key])
+        return f"{self.folder}/{name.strip()}" if self.folder else name
 
     @property
     def split(self) -> str:
@@ -191,8 +193,26 @@ def _has_boxes(value: object) -> bool:
     return isinstance(value, dict) and any(key in value for key in _BOXES)
 
 
-def _sheet(path: Path, rows: Sequence[Row], key: str) -> Sheet:
-    """Return the rows as a text table; columns of objects are left out."""
+def _refuse_unclear(rows: Sequence[Row], labels: Collection[str], options: ReadOptions) -> None:
+    """Raise DataError if a column of labels has lists, and a text that may be one name or several."""
+    if options.tags_separator is not None:
+        return
+    for name in _columns(rows):
+        if clean_name(name) not in labels or not any(is_list(row.record.get(name)) for row in rows):
+            continue
+        for row in rows:
+            value = row.record.get(name)
+            if isinstance(value, str) and (mark := next((mark for mark in SEPARATORS if mark in value), "")):
+                other = next((other for other in SEPARATORS if other not in value), "tab")
+                raise DataError(
+                    f"{row.at}: {name!r} is {value[:60]!r}, which may be several tags or one name; other rows have "
+                    f"lists. Write a list there, too; or pass {setting('tags_separator', mark)} if {mark!r} separates "
+                    f"tags, or {setting('tags_separator', other)} if it belongs to the name."
+                )
+
+
+def _sheet(path: Path, rows: Sequence[Row], key: str, options: ReadOptions) -> Sheet:
+    """Return the rows as a text table; columns of objects are left out. A text beside lists is a list, too."""
     columns = _columns(rows)
     values = {name: [row.record.get(name) for row in rows] for name in columns}
     kept, texts = [], []
@@ -201,6 +221,9 @@ def _sheet(path: Path, rows: Sequence[Row], key: str) -> Sheet:
             continue
         listed = any(map(is_list, values[name]))
         kept.append(clean_name(name))
+        if listed:
+            separator = given_separator(options)
+            values[name] = [cut(value, separator) if isinstance(value, str) else value for value in values[name]]
         texts.append([*map(text_of_list if listed else text_of_value, values[name])])
     texts[kept.index(clean_name(key))] = [row.photo(key) for row in rows]
     if "split" not in kept and any(row.folder for row in rows):
@@ -218,8 +241,10 @@ def _leave_unknown(table: LabelTable, rows: Sequence[Row], key: str, fields: Seq
 
     A field that a row lacks is as a blank cell; an empty list says that there is no label.
     """
+    keys = table.images.to_pylist()
     names = {row.photo(key) for row in rows if fields and all(_is_null(row.record.get(f, _ABSENT)) for f in fields)}
-    unknown = np.array([name in names for name in table.images.to_pylist()], np.bool_) & (table.complete_set >= 0)
+    names = (names & {*keys}) | {name.strip() for name in names - {*keys}}
+    unknown = np.array([name in names for name in keys], np.bool_) & (table.complete_set >= 0)
     if not unknown.any():
         return table
     text = f"{counted(int(unknown.sum()), 'photo')} whose labels are null: unknown, although labels are complete"

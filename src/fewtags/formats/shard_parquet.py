@@ -14,18 +14,22 @@ import pyarrow.parquet as pq
 from fewtags.errors import DataError
 from fewtags.formats.csv_layout import IMAGE_COLUMNS
 from fewtags.formats.metadata import Row
+from fewtags.formats.options import fold
 from fewtags.formats.shard_rows import PHOTO, ShardRows
 from fewtags.shards.index import index_of
 from fewtags.shards.parquet import NAMES, features_of, photo_column
 from fewtags.table.table import Notes
-from fewtags.text import some
+from fewtags.text import setting, some
 
 _BESIDE_CLASSES = ("split", "width", "height")
 """Columns that are read beside those of a `ClassLabel`."""
 
 
-def read_parquet(shard: Path, start: str) -> ShardRows:
-    """Read a Parquet file with photos; `start` is its path in the folder that is read."""
+def read_parquet(shard: Path, start: str, named: Sequence[str] = ()) -> ShardRows:
+    """Read a Parquet file with photos; `start` is its path in the folder that is read.
+
+    `named` are columns that the user names: these are read, whatever they are called.
+    """
     index = index_of(str(shard))
     photos = [os.fsdecode(name) for name in index.names.to_pylist()]
     try:
@@ -36,10 +40,15 @@ def read_parquet(shard: Path, start: str) -> ShardRows:
             raise DataError(f"{shard}: has {Counter(schema.names)[twice[0]]} columns {twice[0]!r}; keep one of them.")
         features = features_of(schema)
         classes = {name for name in schema.names if _has_names(features.get(name))} - {*_BESIDE_CLASSES}
-        wanted = [name for name in schema.names if name not in dropped or name in classes]
-        columns = [name for name in wanted if not _is_other(schema.field(name).type)]
+        asked = {name for name in schema.names if fold(name) in map(fold, named)} - {photo.partition(".")[0]}
+        plain = [name for name in schema.names if not _is_other(schema.field(name).type)]
+        columns = [name for name in plain if name not in dropped or name in classes | asked]
         if classes:
-            columns = [name for name in columns if name in classes or name in _BESIDE_CLASSES]
+            columns = [name for name in columns if name in classes | asked or name in _BESIDE_CLASSES]
+        naming = [
+            name for name in plain if name in dropped and name not in columns and _is_word(schema.field(name).type)
+        ]
+        others = pq.read_table(shard, columns=naming)
         table = pq.read_table(shard, columns=columns)
         table.validate(full=True)  # that text is UTF-8
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -47,11 +56,30 @@ def read_parquet(shard: Path, start: str) -> ShardRows:
     values = {name: [*_named(features.get(name), table[name].to_pylist(), name in classes)] for name in columns}
     left = [name for name in schema.names if name not in columns and name != photo.partition(".")[0]]
     messages = (f"{shard.name}: the columns {some(left)} are not read as labels",) if left else ()
+    warnings = tuple(f"{shard.name}: {text}" for name in naming if (text := _doubt(name, others[name])))
     rows = []
     for n, name in enumerate(photos):  # photos are in the order of the rows
         record = {PHOTO: start + name, **{column: values[column][n] for column in columns}}
         rows.append(Row(shard, n + 1, "", record))
-    return ShardRows(rows, bool(columns), notes=Notes(messages=messages))
+    return ShardRows(rows, bool(columns), Notes(messages=messages, warnings=warnings), tuple(naming))
+
+
+def _is_word(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind))
+
+
+def _doubt(name: str, values: pa.ChunkedArray) -> str:
+    """Return a warning about a column that names photos by its name, but has a value several times; "" if not."""
+    text = values if pa.types.is_integer(values.type) else values.cast(pa.binary())  # that may not be UTF-8
+    counts = Counter(value for value in text.to_pylist() if value not in (None, b""))
+    value, rows = counts.most_common(1)[0] if counts else ("", 1)
+    if rows < 2:
+        return ""
+    shown = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return (
+        f"the column {name!r} is not read as labels, and does not name photos: {shown!r} is in {rows:,} rows. If it "
+        f"has labels, pass {setting('columns', [name])}"
+    )
 
 
 def _has_names(feature: Any) -> bool:

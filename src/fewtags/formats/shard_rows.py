@@ -26,11 +26,13 @@ class ShardRows:
         rows: a row for each photo.
         labelled: some have labels beside them.
         notes: about members and columns that are not read.
+        left: columns that are not read, because their names are those of columns that name photos.
     """
 
     rows: list[Row]
     labelled: bool
     notes: Notes = field(default_factory=Notes)
+    left: tuple[str, ...] = ()
 
 
 def with_unknown(rows: Sequence[Row]) -> Iterator[Row]:

@@ -117,7 +117,7 @@ def _record(shard: Path, name: str) -> dict[str, Any]:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if ending == ".cls":  # one class, whatever its name is
             return {"labels": lines or None}
-        return {"text" if ending == ".txt" else "labels": lines if len(lines) > 1 else lines[0] if lines else None}
+        return {"text" if ending == ".txt" else "labels": "\n".join(lines) or None}  # a line break ends a tag
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

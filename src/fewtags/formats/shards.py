@@ -9,16 +9,19 @@ from pathlib import Path
 
 from fewtags.errors import DataError
 from fewtags.formats.common import is_split
+from fewtags.formats.csv_layout import TAG_NAMES
 from fewtags.formats.locate import PHOTO_FOLDERS
 from fewtags.formats.metadata import Row, read_rows
-from fewtags.formats.options import ReadOptions
+from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.shard_parquet import read_parquet
 from fewtags.formats.shard_rows import PHOTO, ShardRows, with_splits, with_unknown
 from fewtags.formats.shard_tar import read_tar
+from fewtags.formats.texts import are_captions
 from fewtags.photos.listing import is_hidden_name, other_kind
 from fewtags.shards.parquet import holds_photos
 from fewtags.shards.places import is_shard
 from fewtags.table.table import LabelTable, Notes
+from fewtags.text import setting, some
 
 _CURE = "write the labels into a CSV of photo names and pass it, with --images for the shards"
 _LABEL_FILES = (".csv", ".tsv", ".jsonl", ".xml", ".yaml", ".yml")
@@ -76,16 +79,19 @@ def read_shards(path: Path, images: Path | None = None, options: ReadOptions | N
     names = _below(path) if path.is_dir() else [""]
     if not names:
         raise DataError(f"{path}: has no .tar or .parquet file, or photos or label files beside them.")
-    parts = [_read(path / name if name else path, f"{name}/" if name else "") for name in names]
+    wanted = options.columns or ()
+    parts = [_read(path / name if name else path, f"{name}/" if name else "", wanted) for name in names]
     rows = [row for part in parts for row in part.rows]
     if broken := next((row for row in rows if not _is_text(str(row.record[PHOTO]))), None):
         name = ascii(str(broken.record[PHOTO]))
         raise DataError(f"{broken.file}: the name {name} of a photo is not valid UTF-8; rename it.")
     notes = sum((part.notes for part in parts), Notes())
+    if options.columns is None:
+        _refuse_apart(path, parts)
     if not rows:
         raise DataError(f"{path}: has no photos.")
     if not any(part.labelled for part in parts):
-        rows = [*_of_folders(path, rows)]
+        rows = [*_of_folders(path, rows, list(dict.fromkeys(name for part in parts for name in part.left)))]
     rows = [*with_splits([*with_unknown(rows)])]
     if all(set(row.record) <= {PHOTO, "split"} for row in rows):
         raise DataError(f"{path}: no photo has labels beside it; {_CURE}.")
@@ -99,16 +105,50 @@ def _is_text(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def _read(shard: Path, start: str) -> ShardRows:
-    return read_parquet(shard, start) if shard.suffix.lower() == ".parquet" else read_tar(shard, start)
+def _read(shard: Path, start: str, wanted: Sequence[str]) -> ShardRows:
+    return read_parquet(shard, start, wanted) if shard.suffix.lower() == ".parquet" else read_tar(shard, start)
 
 
-def _of_folders(path: Path, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the rows with the folder of their photo as the class, if the folders look like classes."""
+def _refuse_apart(path: Path, parts: Sequence[ShardRows]) -> None:
+    """Raise DataError if shards have their labels in different fields, so that those of some would not be read."""
+    found = [(row.at, fields) for part in parts for row, fields in _label_fields(part)]
+    other = next((one for one in found[1:] if not one[1] & found[0][1]), None)
+    if other is not None:
+        (first, fields), (second, others) = found[0], other
+        raise DataError(
+            f"{path}: the labels of {first} are in {some(sorted(fields))}, and those of {second} in "
+            f"{some(sorted(others))}. Write them in the same way, or read the shards one by one; if some are not "
+            f"labels, name the others: {setting('columns', sorted(fields))}."
+        )
+
+
+def _label_fields(part: ShardRows) -> Iterator[tuple[Row, set[str]]]:
+    """Yield the first row of a shard with labels, and the fields of the shard with the names of labels."""
+    texts = [value.splitlines() for row in part.rows if isinstance(value := row.record.get("text"), str)]
+    names = TAG_NAMES if are_captions(texts) else TAG_NAMES | {"text"}
+    filled = [
+        (row, {name for name, value in row.record.items() if fold(name) in names and value not in (None, "", [])})
+        for row in part.rows
+    ]
+    if fields := set[str]().union(*(fields for _, fields in filled)):
+        yield next(row for row, fields in filled if fields), fields
+
+
+def _of_folders(path: Path, rows: Sequence[Row], left: list[str]) -> Iterator[Row]:
+    """Yield the rows with the folder of their photo as the class, if the folders look like classes.
+
+    `left` are the columns that were not read, because their names are those of columns that name photos.
+    """
     folders = [Path(str(row.record[PHOTO])).parent.name for row in rows]
     names = {name for name in folders if name and not is_shard(name)}
     general = {name for name in names if name.lower() in PHOTO_FOLDERS or is_split(name)}
     if len(names) < 2 or general or any(not name or is_shard(name) for name in folders):
-        raise DataError(f"{path}: no photo has labels beside it, and folders do not name classes; {_CURE}.")
+        text = f"{path}: no photo has labels beside it, and folders do not name classes"
+        if not left:
+            raise DataError(f"{text}; {_CURE}.")
+        raise DataError(
+            f"{text}. The columns {some(left)} are not read, since they usually name photos; if they have labels, pass "
+            f"{setting('columns', left)}; or {_CURE}."
+        )
     for row, name in zip(rows, folders, strict=True):
         yield replace(row, record={**row.record, "label": [name]})

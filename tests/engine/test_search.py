@@ -348,6 +348,17 @@ def test_a_method_that_does_not_weigh_answers_tries_no_weights(config, tables, m
     assert (second.answer_weights, second.epochs) == ((), 6)
 
 
+def test_a_size_without_time_for_epochs_tries_weights_of_answers(config, tables, monkeypatch):
+    """Its head is solved alone, which other sizes do only before their epochs."""
+    monkeypatch.setattr(preset_facts, "answered", lambda table: table.matrix)
+    plan = make_plan(config(train__preset="finetune"), tables=tables, cpu=True)
+    one = plan.resolved.search[0]
+    (alone,) = settings_of_best(plan, one.model_copy(update={"epochs": 0})).stages
+    assert (alone.answer_weights, alone.epochs) == ((4.0, 1.0, 16.0), 10)
+    both = settings_of_best(plan, one.model_copy(update={"epochs": 2})).stages
+    assert [(stage.answer_weights, stage.epochs) for stage in both] == [((), 6), ((), 2)]
+
+
 def test_weights_that_the_user_gave_are_not_dropped(config, tables, monkeypatch):
     monkeypatch.setattr(preset_facts, "answered", lambda table: table.matrix)
     solve = {"name": "own", "logit_variances": [1.0], "answer_weights": [1.0, 4.0], "trainable": "head"}

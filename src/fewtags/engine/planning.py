@@ -9,14 +9,24 @@ from pathlib import Path
 
 from fewtags.check.check import check
 from fewtags.config.preset_checks import check_selection
-from fewtags.config.presets import IN_STEPS, SOLVED, Candidate, Facts, Resolved, resolve, why_in_steps, why_unsolvable
+from fewtags.config.presets import (
+    ANSWER_WEIGHTS,
+    IN_STEPS,
+    SOLVED,
+    Candidate,
+    Facts,
+    Resolved,
+    resolve,
+    why_in_steps,
+    why_unsolvable,
+)
 from fewtags.config.search import KNOWN_METHOD, SIZES, described, own_candidates, own_methods, trial
 from fewtags.config.search import settled as settled_on
 from fewtags.config.sections import Config
 from fewtags.engine.methods import make_objective, method_class
 from fewtags.engine.photo_cache import cache_note, make_cache, refuse_cache
 from fewtags.engine.plan import RunPlan, derive
-from fewtags.engine.preset_facts import method_facts, resolve_settings, run_facts
+from fewtags.engine.preset_facts import has_answers, method_facts, resolve_settings, run_facts
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import match_scores, refuse_teacher
 from fewtags.engine.time_box import Speed, measure_speed, refuse_too_short, time_box, within
@@ -199,20 +209,22 @@ def _refuse_candidates(plan: RunPlan, out: Path | None, cpu: bool) -> None:
 def settings_of_best(plan: RunPlan, candidate: Candidate) -> Resolved:
     """Return the settings that a plan trains with if a candidate of its search is the best.
 
-    A method that does not weigh answers does not try weights of them.
+    A head that is solved alone tries weights of answers, if the method weighs them.
 
     Raises:
         ConfigError: the user gave such weights, and the method of the candidate does not weigh answers.
     """
     best = settled_on(plan.resolved, candidate)
-    last = best.stages[-1]
-    if not last.answer_weights:
+    last, answers = best.stages[-1], has_answers(plan.tables.train)
+    if not (last.answer_weights or (answers and last.solved and not last.warmup)):
         return best
-    if method_facts(plan.config, plan.tables.train, True, candidate.method)["open_answer_weight"]:
-        return best
+    weighs = method_facts(plan.config, plan.tables.train, answers, candidate.method)["open_answer_weight"]
     if plan.config.train.stages is not None:
+        if weighs or not last.answer_weights:
+            return best
         raise ConfigError(
             f"stage {last.name!r} has answer_weights, but {candidate.method}, which search tries, does not weigh "
             "answers; leave them out, or leave the method out of search.methods."
         )
-    return best.model_copy(update={"stages": (*best.stages[:-1], last.with_answer_weights(()))})
+    weights = ANSWER_WEIGHTS if weighs and best.select != "last" else ()
+    return best.model_copy(update={"stages": (*best.stages[:-1], last.with_answer_weights(weights))})

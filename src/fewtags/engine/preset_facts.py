@@ -36,10 +36,15 @@ def run_facts(config: Config, tables: Tables, cpu: bool) -> Facts:
 
 def preset_facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     """Collect what decides the preset: `run_facts` without what is known about unknown labels."""
-    answers = answered(train) is not None
+    answers = has_answers(train)
     found = facts(len(train), len(train.classes), cpu)
     about = method_facts(config, train, answers, DEFAULT_METHOD)
     return found.model_copy(update={"answers": answers} | about)
+
+
+def has_answers(train: LabelTable) -> bool:
+    """Whether a training label is an answer of a person."""
+    return answered(train) is not None
 
 
 def method_facts(config: Config, train: LabelTable, answers: bool, method: str) -> dict[str, bool]:

@@ -106,13 +106,15 @@ class _Option:
 class Fitting:
     """What fits after the search if its candidate of this input size is the best: `epochs` of `epoch` seconds each.
 
-    `start` describes the start of the candidate; "" if starts are not compared.
+    `start` describes the start of the candidate; "" if starts are not compared. `head` are the seconds that solving the
+    head takes, before the epochs or in place of them.
     """
 
     size: int
     epochs: int
     epoch: float
     start: str = ""
+    head: float = 0.0
 
     @property
     def what(self) -> str:
@@ -128,7 +130,7 @@ class TimeBox:
     Attributes:
         sizes: the input sides that are compared first, or the starts, or the size of the run alone; fewer than
             `LEAST_EPOCHS` epochs in steps are none.
-        rest: estimated seconds of everything but the epochs, with the comparison.
+        rest: estimated seconds of everything but the epochs and the head, with the comparison.
         methods: the methods that are compared at each size; none if the run has one.
     """
 
@@ -160,7 +162,7 @@ class TimeBox:
             + (f" {fitting.what}" if len(self.sizes) > 1 else "")
             for fitting in self.sizes
         )
-        whole = (self.rest + max(fitting.epochs * fitting.epoch for fitting in self.sizes)) / 60
+        whole = (self.rest + max(fitting.head + fitting.epochs * fitting.epoch for fitting in self.sizes)) / 60
         return (
             f"{limit}: {compared}{epochs}, and {self.rest:.0f} s of other work; about "
             f"{counted(max(1, round(whole)), 'minute')} in all"
@@ -197,7 +199,8 @@ def time_box(
         speed: of this machine.
         spent: seconds that reading and checking took.
         sizes: sides that may be compared, the first ones that fit; the first one is that of the run.
-        maps: whether the head is solved on the cells of the maps, as places need it.
+        maps: whether the head is solved on the cells of the maps, as places need it. Before epochs it is trained in
+            steps then, since features are pooled there (`Objective.solvable_warmup`).
         starts: speeds of the starts that are compared, by their descriptions; then `sizes` are not. They are compared
             even if that takes longer than `minutes`.
         methods: the methods that are compared at each size; none if the run has one.
@@ -217,25 +220,36 @@ def time_box(
         decoding = speed.decoding / workers
         return photos * (max(each, decoding) if resolved.workers else each + decoding)
 
+    def solving(option: _Option) -> float:
+        return solving_seconds(train, len(tables.train.classes), option.size if maps else 0)
+
     def rest(compared: Sequence[_Option]) -> float:
         # One pass for the head that is solved or for logistic regression, and one at the end over the other splits.
         # Features of the test photos are computed for the best only, at worst the slowest.
         slowest = max(option.speed.forward for option in compared)
-        solving = sum(solving_seconds(train, len(tables.train.classes), o.size if maps else 0) for o in compared)
+        each = max(1, len(methods))
+        trials = each * sum(map(solving, compared)) if each * len(compared) > 1 else 0.0
         passes = sum(seconds(train + val, option.speed.forward) for option in compared)
         others = everything - train - val
-        return spent + passes + max(1, len(methods)) * solving + seconds(others + everything - train, slowest)
+        return spent + passes + trials + seconds(others + everything - train, slowest)
 
-    while len(options) > 1 and not starts and rest(options) > planned:
+    def fitting(option: _Option, left: float) -> Fitting:
+        epoch = seconds(train, option.speed.step) + seconds(val, option.speed.forward)
+        before = 0.0 if maps else solving(option)
+        epochs = min(most, int((left - before) / epoch))
+        if epochs >= LEAST_EPOCHS:
+            return Fitting(option.size, epochs, epoch, option.start, before)
+        return Fitting(option.size, 0, epoch, option.start, solving(option))
+
+    def is_too_long(compared: Sequence[_Option]) -> bool:
+        left = planned - rest(compared)
+        largest = fitting(compared[-1], left)
+        return largest.head + largest.epochs * largest.epoch > left
+
+    while len(options) > 1 and not starts and is_too_long(options):
         options = options[:-1]
     fixed = rest(options)
-
-    def fitting(option: _Option) -> Fitting:
-        epoch = seconds(train, option.speed.step) + seconds(val, option.speed.forward)
-        epochs = min(most, int((planned - fixed) / epoch))
-        return Fitting(option.size, epochs if epochs >= LEAST_EPOCHS else 0, epoch, option.start)
-
-    return TimeBox(tuple(map(fitting, options)), fixed, tuple(methods))
+    return TimeBox(tuple(fitting(option, planned - fixed) for option in options), fixed, tuple(methods))
 
 
 def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:

@@ -15,7 +15,7 @@ from fewtags.budget.simulate import keep
 from fewtags.config.presets import Candidate, Facts, resolve
 from fewtags.config.search import candidates, settled, trial
 from fewtags.config.sections import ObjectiveConfig
-from fewtags.engine import planning, preset_facts, random_blanks, run_photos, runfolder, search
+from fewtags.engine import fit, planning, preset_facts, random_blanks, run_photos, runfolder, search
 from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.encoder_file import EncoderInfo, save_encoder
 from fewtags.engine.events import Noted
@@ -293,6 +293,21 @@ def test_the_best_is_fine_tuned_with_the_epochs_that_fit(make_config):
     weighted = solved.stages[0].model_copy(update={"answer_weights": (4.0, 1.0), "epochs": 8})
     kept = settled(solved.model_copy(update={"stages": (weighted,)}), one.model_copy(update={"epochs": 0}))
     assert kept.stages == (weighted,)
+
+
+def test_photos_are_fine_tuned_at_the_best_size(config, tables, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "best_of", lambda trials: len(trials) - 1)
+    sizes, channels_last = set(), fit._channels_last
+
+    def spy(batch):
+        sizes.add(tuple(batch.images.shape[2:]))
+        return channels_last(batch)
+
+    monkeypatch.setattr(fit, "_channels_last", spy)
+    plan = make_plan(config(train__preset="finetune", train__epochs=1), tables=tables, cpu=True)
+    assert [candidate.size for candidate in plan.resolved.search] == [32, 64]
+    take(TrainRun(plan, tmp_path / "run", cpu=True).start())
+    assert (sizes, read_info(tmp_path / "run" / "model.safetensors").size) == ({(64, 64)}, 64)
 
 
 def test_it_goes_on_from_another_folder(config, tables, tmp_path, monkeypatch):

@@ -171,7 +171,7 @@ def test_the_page_compares_the_default_with_each_method():
     found = rows(page, "One tag: VOC photos")
     assert found["patchml"][:4] == ["2", "49.7 ± 0.0", "20.8 ± 0.7", "+19.2 [+12.8, +25.6]"]
     assert found["default"][2:4] == ["40.0 ± 0.0", ""]
-    assert (found["default"][-1], "mean of the sets" in page) == ("3", False)
+    assert (found["default"][-1], ": mean of the sets" in page) == ("3", False)
 
 
 def test_means_over_sets_have_the_draws_that_all_sets_have():

@@ -1,5 +1,7 @@
 """A tiny data set and one tiny trained run, made once for all tests of the command line."""
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -80,3 +82,26 @@ def trained(
     result = run(*train_command, "--out", out)
     assert result.exit_code == 0, (result.stderr, result.exception)
     return out, result
+
+
+@pytest.fixture
+def model(trained: tuple[Path, Result]) -> Path:
+    return trained[0]
+
+
+@pytest.fixture
+def photos(dataset: Path) -> Path:
+    return dataset / "images" / "val"
+
+
+@pytest.fixture
+def odd(photos: Path, tmp_path: Path) -> Path:
+    """A folder with two photos; the name of one is Latin-1, and the other spells it."""
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    try:
+        shutil.copy(photos / "0.png", folder / os.fsdecode(b"caf\xe9.png"))
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    shutil.copy(photos / "1.png", folder / "caf\\xe9.png")
+    return folder

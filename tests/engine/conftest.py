@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from search_runs import SIZES, SOLVED
 from two_processes import load
 
 from fewtags.config.parse import apply_overrides, parse
+from fewtags.config.sections import ObjectiveConfig
 from fewtags.demo_set import make_scenes
 from fewtags.engine.methods import settings_models
 from fewtags.engine.tables import Tables
@@ -60,5 +62,18 @@ def make_config():
         }
         flat = {key.replace("__", "."): value for key, value in changes.items()}
         return parse(apply_overrides(base, flat), settings_models(), "the test")
+
+    return make
+
+
+@pytest.fixture
+def search_config(make_config):
+    """A configuration that searches, without a method of its own."""
+
+    def make(**changes):
+        found = make_config(**{**SOLVED, **SIZES, **changes})
+        if "objective" not in changes:
+            found = found.model_copy(update={"objective": ObjectiveConfig()})
+        return found
 
     return make

@@ -1,15 +1,11 @@
 """Losses of self-supervised pretraining."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from contrastive_cases import ALL, READINGS, REDUCTIONS, TAU, boolean, close, float64, unit
 
 from fewtags.errors import ConfigError
 from fewtags.losses.contrastive import (
@@ -27,32 +23,9 @@ from fewtags.losses.contrastive import (
     top_k,
 )
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "mls.json").read_text())
-INPUTS = GOLDEN["inputs"]
-TAU = INPUTS["tau"]
-READINGS = ["eq10", "eq2", "eq11"]
-REDUCTIONS = ["mean", "per_positive", "balanced"]
-
-
-def float64(rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def boolean(rows):
-    return torch.tensor(rows, dtype=torch.bool)
-
-
-def unit(rows):
-    return F.normalize(rows, dim=1)
-
 
 def draw(*shape, seed=0):
     return torch.from_numpy(np.random.default_rng([seed, *shape]).normal(size=shape))
-
-
-def close(got, expected, tolerance=1e-10):
-    got = got.detach() if isinstance(got, torch.Tensor) else got
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 # --- derived by hand
@@ -191,198 +164,6 @@ def test_spread_by_hand():
     assert not collapse(draw(3, 4).requires_grad_()).requires_grad
 
 
-# --- golden values
-
-
-def view():
-    """Unit vectors of the golden case: z1, z2, g1, both queues."""
-    z1, z2, g1 = (unit(float64(INPUTS[name])) for name in ("z1_raw", "z2_raw", "g1_raw"))
-    return z1, z2, g1, float64(INPUTS["Qz"]), float64(INPUTS["Qg"])
-
-
-def golden_labels(k=2):
-    return boolean(GOLDEN["labels"][f"k{k}"]["y"])
-
-
-VALID = boolean([GOLDEN["partial_queue"]["valid"]])
-
-
-def of_logits(loss):
-    def call(q, key, queue, labels):
-        return loss(similarity(q, queue) / TAU, labels)
-
-    return call
-
-
-def partly(logits, labels):
-    return mls_bce(logits, labels, counted=VALID)
-
-
-GOLDEN_LOSSES = {
-    "infonce": lambda q, key, queue, labels: infonce(q, key, queue, TAU),
-    "mls_bce": of_logits(mls_bce),
-    "bce_pos": of_logits(bce_pos),
-    "knn_softmax_eq10": of_logits(knn_softmax),
-    "knn_softmax_eq2": of_logits(lambda x, y: knn_softmax(x, y, reading="eq2")),
-    "knn_softmax_eq11": of_logits(lambda x, y: knn_softmax(x, y, reading="eq11")),
-    "qz_only": of_logits(mls_bce),
-    "partial_queue": of_logits(partly),
-}
-
-
-def labels_of(name):
-    z1, _, g1, qz, qg = view()
-    if name == "qz_only":
-        return top_k(similarity(z1, qz), 2)
-    return top_k(similarity(g1, qg), 2, VALID if name == "partial_queue" else None)
-
-
-@pytest.mark.parametrize("name", GOLDEN_LOSSES)
-def test_golden_losses_and_their_gradients(name):
-    loss, golden, labels = GOLDEN_LOSSES[name], GOLDEN[name], labels_of(name)
-    _, key, _, queue, _ = view()
-    raw = float64(INPUTS["z1_raw"]).requires_grad_()
-    query = unit(raw)
-    query.retain_grad()
-    total = loss(query, key, queue, labels)
-    total.backward()
-    close(total, golden["loss"])
-    close(query.grad, golden["grad_q_unit"])
-    close(raw.grad, golden["grad_z1_raw"])
-    each = [loss(query[[n]], key[[n]], queue, labels[[n]]).item() for n in range(3)]
-    close(each, golden["per_sample"])
-
-
-LOGIT_LOSSES = {
-    "mls_bce": mls_bce,
-    "bce_pos": bce_pos,
-    "knn_softmax_eq10": knn_softmax,
-    "knn_softmax_eq2": lambda x, y: knn_softmax(x, y, reading="eq2"),
-    "knn_softmax_eq11": lambda x, y: knn_softmax(x, y, reading="eq11"),
-    "qz_only": mls_bce,
-    "partial_queue": partly,
-}
-
-
-@pytest.mark.parametrize("name", LOGIT_LOSSES)
-def test_golden_gradients_of_logits(name):
-    z1, _, _, queue, _ = view()
-    logits = (similarity(z1, queue) / TAU).requires_grad_()
-    close(logits, GOLDEN[name]["logits"])
-    LOGIT_LOSSES[name](logits, labels_of(name)).backward()
-    close(logits.grad, GOLDEN[name]["grad_logits"])
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 8])
-def test_golden_labels(k):
-    _, _, g1, _, qg = view()
-    close(similarity(g1, qg), GOLDEN["labels"]["sim"])
-    assert torch.equal(top_k(similarity(g1, qg), k), golden_labels(k))
-
-
-@pytest.mark.parametrize("name", ["qz_only", "qg_only", "partial_queue"])
-def test_golden_labels_of_other_queues(name):
-    chosen = [set(row.nonzero()[:, 0].tolist()) for row in labels_of(name)]
-    assert chosen == [set(row) for row in GOLDEN[name]["idx"]]
-
-
-def test_golden_total():
-    _, key, _, queue, _ = view()
-    raw = float64(INPUTS["z1_raw"]).requires_grad_()
-    query = unit(raw)
-    total = infonce(query, key, queue, TAU) + INPUTS["lam"] * mls_bce(similarity(query, queue) / TAU, golden_labels())
-    total.backward()
-    close(total, GOLDEN["total"]["loss"])
-    close(raw.grad, GOLDEN["total"]["grad_z1_raw"])
-
-
-def test_golden_labels_and_logits_from_features_alone():
-    golden, queue = GOLDEN["qg_only"], view()[4]
-    raw = float64(INPUTS["g1_raw"]).requires_grad_()
-    features = unit(raw)
-    features.retain_grad()
-    logits = similarity(features, queue) / TAU
-    close(logits, golden["logits"])
-    loss = mls_bce(logits, top_k(similarity(features, queue), 2))
-    loss.backward()
-    close(loss, golden["loss"])
-    close(features.grad, golden["grad_g1_unit"])
-    close(raw.grad, golden["grad_g1_raw"])
-    each = [mls_bce(logits[[n]], labels_of("qg_only")[[n]]).item() for n in range(3)]
-    close(each, golden["per_sample"])
-
-
-def test_golden_stability():
-    """At +-1000 the sigmoid is 0 or 1 in every precision; values and gradients (times 4 slots) stay exact."""
-    golden = GOLDEN["stability"]
-    labels = float64(golden["y"]) == 1
-    for dtype, tolerance in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
-        logits = torch.tensor(golden["logits"], dtype=dtype, requires_grad=True)
-        loss = mls_bce(logits, labels)
-        loss.backward()
-        close(loss * 4, np.sum(golden["elementwise"]), tolerance)
-        close(logits.grad * 4, golden["grad"], tolerance)
-    wrong = torch.tensor([[1000.0, -1000.0]], requires_grad=True)
-    loss = mls_bce(wrong, boolean([[0, 1]]))
-    loss.backward()
-    assert loss.item() == 1000
-    assert wrong.grad.tolist() == [[0.5, -0.5]]
-
-
-def test_golden_anchors():
-    """Queries across all keys and slots: logits of 0."""
-    anchors = GOLDEN["anchors"]
-    for slots in (8, 4096):
-        query, rest = float64([[1.0, 0.0]]), float64([[0.0, 1.0]])
-        found = infonce(query, rest, rest.expand(slots, -1), TAU)
-        close(found, anchors[f"infonce_zero_logits_D{slots}"])
-    logits, labels = torch.zeros(1, 4096, dtype=torch.float64), torch.arange(4096)[None] < 20
-    for reduction in ("mean", "balanced"):
-        close(mls_bce(logits, labels, reduction=reduction), anchors["bce_zero_logits"])
-    close(bce_pos(logits, labels), anchors["bce_pos_zero_logits_D4096_k20"])
-    for reading in ("eq10", "eq2"):
-        expected = math.log(4096 if reading == "eq10" else 4096 - 20 + 1)
-        close(knn_softmax(logits, labels, reading=reading), expected)
-    close(knn_softmax(logits, labels), anchors["knn_softmax_zero_logits_D4096"])
-    close(knn_softmax(logits, labels, reading="eq11"), math.log(4096 / 20) / 20)
-    base = anchors["base_rate_logit_D4096_k20"]
-    close(mls_bce(logits + base, labels), mls_bce(logits, labels, bias=math.log(20 / 4076)))
-
-
-def test_the_fingerprint_of_collapse_is_the_loss_of_equal_vectors():
-    vector = torch.full((1, 4), 0.5, dtype=torch.float64)
-    for k, slots, t in ((20, 4096, 0.2), (1, 3, 0.07), (7, 5, 1.0)):
-        queue = vector.expand(slots, -1)
-        labels = top_k(similarity(vector, queue), k)
-        assert labels.sum() == min(k, slots)
-        close(mls_bce(similarity(vector, queue) / t, labels), fingerprint(k, slots, t))
-        close(infonce(vector, vector, queue, t), math.log(slots + 1))
-    assert fingerprint(20, 4096, 0.2) == pytest.approx(4.9823, abs=5e-5)
-    assert fingerprint(1, 2, 1e-4) == pytest.approx(5000.0)
-
-
-@pytest.mark.parametrize("case", ["balanced", "one_strong", "flip"])
-def test_golden_terms_that_contradict_each_other(case):
-    """Term i of eq. 10 is the softmax with positive i alone, over N = 2: it pushes the other positive away."""
-    golden = GOLDEN["contradiction"][case]
-
-    def gradient(loss, positives):
-        logits = (float64([golden["cos"]]) / TAU).requires_grad_()
-        labels = torch.zeros(1, 8, dtype=torch.bool)
-        labels[0, positives] = True
-        loss(logits, labels).backward()
-        return logits.grad[0, :2]
-
-    close(gradient(knn_softmax, [0]) / 2, golden["term1"])
-    close(gradient(knn_softmax, [1]) / 2, golden["term2"])
-    close(gradient(knn_softmax, [0, 1]), golden["net"])
-    close(gradient(mls_bce, [0, 1]), golden["bce"])
-    outside = gradient(lambda x, y: knn_softmax(x, y, reading="eq11"), [0, 1])
-    p = np.array(golden["p"])
-    close(outside, (p - p / p.sum()) / 2)
-    assert (outside < 0).all()
-
-
 # --- a slow reference
 
 SIZES = [(1, 1, 1), (1, 5, 3), (3, 1, 2), (4, 7, 5), (2, 33, 3)]
@@ -493,17 +274,6 @@ def test_labels_equal_a_stable_sort(size, k):
         assert chosen[n].nonzero()[:, 0].tolist() == sorted(j for _, j in ranked[:k])
 
 
-def losses_of_logits():
-    for reading in READINGS:
-        yield reading, lambda x, y, c, r=reading: knn_softmax(x, y, counted=c, reading=r)
-    for reduction in REDUCTIONS:
-        yield reduction, lambda x, y, c, r=reduction: mls_bce(x, y, counted=c, reduction=r, bias=0.3)
-        yield f"{reduction} of positives", lambda x, y, c, r=reduction: bce_pos(x, y, counted=c, reduction=r)
-
-
-ALL = dict(losses_of_logits())
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_are_those_of_the_value(name):
     logits, labels, counted = (torch.from_numpy(a) for a in random_case(3, 6, 2, all_count=False))
@@ -522,157 +292,7 @@ def test_gradients_of_contrasts_are_those_of_the_value():
     )
 
 
-# --- properties
-
-CASE = st.tuples(st.integers(1, 4), st.integers(1, 12), st.integers(0, 2**32 - 1))
-
-
-def drawn(case):
-    b, slots, seed = case
-    rng = np.random.default_rng(seed)
-    query, key, queue = (unit(torch.from_numpy(rng.normal(size=(n, 4)))) for n in (b, b, slots))
-    labels, counted = (torch.from_numpy(rng.random((b, slots)) < share) for share in (0.4, 0.6))
-    return rng, query, key, queue, labels, counted
-
-
-@settings(max_examples=20)
-@given(CASE)
-def test_the_order_of_the_slots_does_not_matter(case):
-    rng, query, key, queue, labels, counted = drawn(case)
-    order = torch.from_numpy(rng.permutation(len(queue)))
-    x = similarity(query, queue) / TAU
-    close(similarity(query, queue[order]) / TAU, x[:, order])
-    assert torch.equal(top_k(x[:, order], 3, counted[:, order]), top_k(x, 3, counted)[:, order])
-    for loss in ALL.values():
-        close(loss(x[:, order], labels[:, order], counted[:, order]), loss(x, labels, counted))
-    turned = infonce(query, key, queue[order], TAU, counted=counted[:, order])
-    close(turned, infonce(query, key, queue, TAU, counted=counted))
-
-
-@settings(max_examples=20)
-@given(CASE)
-def test_slots_that_do_not_count_never_matter_and_get_no_gradient(case):
-    rng, query, key, queue, labels, counted = drawn(case)
-    garbage = torch.from_numpy(rng.choice([-1e9, 0.0, 1e9, np.inf, np.nan], counted.shape))
-    x = similarity(query, queue) / TAU
-    noisy = torch.where(counted, x, garbage)
-    other = torch.where(counted, labels, ~labels)
-    assert torch.equal(top_k(noisy, 3, counted), top_k(x, 3, counted))
-    for loss in ALL.values():
-        leaf = noisy.clone().requires_grad_()
-        value = loss(leaf, other, counted)
-        value.backward()
-        assert torch.equal(value, loss(x, labels, counted))
-        assert (leaf.grad[~counted] == 0).all()
-        assert torch.isfinite(leaf.grad).all()
-    never = ~counted.any(0)
-    kept, mixed = queue.clone().requires_grad_(), queue.clone()
-    mixed[never] = -1e9
-    value = infonce(query, key, kept, TAU, counted=counted)
-    value.backward()
-    assert (kept.grad[never] == 0).all()
-    assert torch.equal(infonce(query, key, mixed, TAU, counted=counted), value)
-
-
-@settings(max_examples=20)
-@given(CASE)
-def test_the_loss_is_the_one_of_a_queue_of_the_counted_slots(case):
-    """One mask for every row, given once; and None is the mask of all."""
-    _, query, key, queue, labels, counted = drawn(case)
-    mask = counted[:1]
-    short, x = queue[mask[0]], similarity(query, queue) / TAU
-    close(infonce(query, key, queue, TAU, counted=mask), infonce(query, key, short, TAU))
-    assert torch.equal(top_k(x, 3, mask)[:, mask[0]], top_k(x[:, mask[0]], 3))
-    for loss in ALL.values():
-        close(loss(x, labels, mask), loss(x[:, mask[0]], labels[:, mask[0]], None))
-        assert torch.equal(loss(x, labels, torch.ones_like(mask)), loss(x, labels, None))
-
-
-@settings(max_examples=20)
-@given(CASE)
-def test_images_are_averaged(case):
-    _, query, key, queue, labels, counted = drawn(case)
-    x = similarity(query, queue) / TAU
-    rows = [[n] for n in range(len(query))]
-    for loss in ALL.values():
-        close(loss(x, labels, counted), np.mean([loss(x[n], labels[n], counted[n]).item() for n in rows]))
-    each = [infonce(query[n], key[n], queue, TAU, counted=counted[n]).item() for n in rows]
-    close(infonce(query, key, queue, TAU, counted=counted), np.mean(each))
-
-
-@settings(max_examples=20)
-@given(CASE)
-def test_the_losses_are_one_family(case):
-    """With one positive all readings are one loss, and InfoNCE with the positive in the queue is that too."""
-    _, query, _, queue, _, _ = drawn(case)
-    x = similarity(query, queue) / TAU
-    labels = top_k(x, 1)
-    one, two, eleven = (knn_softmax(x, labels, reading=reading) for reading in READINGS)
-    close(two, one)
-    close(eleven, one)
-    nearest = queue[labels.int().argmax(1)]
-    close(infonce(query, nearest, queue, TAU, counted=~labels), one)
-    close(ntxent(query, queue, labels.int().argmax(1), TAU), one)
-    cells = [v[:, :, None] for v in (query, nearest)]
-    close(dense_infonce(*cells, *cells, queue, TAU, counted=~labels), one)
-    close(byol_loss(query, nearest), (query - nearest).square().sum(1).mean())
-    close(mls_bce(x, labels, reduction="per_positive"), mls_bce(x, labels) * len(queue))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_nothing_to_learn_from_gives_zero_and_no_gradient(name):
-    labels = boolean([[1, 0, 1], [0, 0, 0]])
-    logits = torch.tensor([[4.0, -4.0, 90.0]] * 2, requires_grad=True)
-    loss = ALL[name](logits, labels, torch.zeros_like(labels))
-    loss.backward()
-    assert loss.item() == 0
-    assert (logits.grad == 0).all()
-    for shape in ((0, 3), (2, 0)):
-        logits = torch.zeros(shape, requires_grad=True)
-        loss = ALL[name](logits, torch.zeros(shape, dtype=torch.bool), None)
-        loss.backward()
-        assert loss.item() == 0
-
-
-@pytest.mark.parametrize("name", READINGS)
-def test_images_without_a_positive_or_without_a_negative(name):
-    """No positive: 0. No negative: eq2 and eq11 are 0 and at rest; eq10 of equal logits is log D and at rest."""
-    for labels, expected in ((boolean([[0, 0]]), 0.0), (boolean([[1, 1]]), math.log(2) if name == "eq10" else 0.0)):
-        logits = torch.zeros(1, 2, requires_grad=True)
-        loss = knn_softmax(logits, labels, reading=name)
-        loss.backward()
-        assert loss.item() == pytest.approx(expected, rel=1e-6)
-        assert (logits.grad == 0).all()
-
-
-def test_contrasts_of_nothing_are_zero():
-    none, some = torch.zeros(0, 4, requires_grad=True), unit(torch.ones(3, 4))
-    for loss in (
-        infonce(none, none, some, TAU),
-        infonce(some, some, none, TAU),
-        ntxent(none, some, torch.zeros(0, dtype=torch.int64), TAU),
-        dense_infonce(none[:, :, None], none[:, :, None], none[:, :, None], none[:, :, None], some, TAU),
-        negative_cosine(none, none),
-        byol_loss(none, none),
-    ):
-        loss.backward()
-        assert loss.item() == 0
-    assert top_k(torch.zeros(2, 0), 3).shape == (2, 0)
-    assert top_k(torch.zeros(0, 2), 3).shape == (0, 2)
-
-
 # --- numerics and errors
-
-
-def test_golden_values_in_float32():
-    z1, z2, g1, qz, qg = (v.float() for v in view())
-    labels = top_k(similarity(g1, qg), 2)
-    assert torch.equal(labels, golden_labels())
-    for name, loss in GOLDEN_LOSSES.items():
-        if name not in ("qz_only", "partial_queue"):
-            got = loss(z1, z2, qz, labels)
-            assert got.dtype == torch.float32
-            assert got.item() == pytest.approx(GOLDEN[name]["loss"], abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,22 +1,18 @@
-"""From photos and labels to batches: random numbers, order, workers, errors."""
+"""From photos and labels to batches: random numbers, workers, and points and boxes."""
 
 import multiprocessing
 import pickle
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from batches import collated
-from hypothesis import given
-from hypothesis import strategies as st
-from PIL import Image
+from loaded import COUNT, PLAIN, equal, indices
 
 from fewtags.batched_views import stack_views
-from fewtags.errors import ConfigError, DataError
 from fewtags.geometry import View
-from fewtags.labels import Label, LabelMatrix, Locations
+from fewtags.labels import Label, Locations
 from fewtags.photos.augment import Jitter, ResizedCrop, SquareCrop, WholeImage
 from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.augment_moco import AugPlus
@@ -24,8 +20,6 @@ from fewtags.photos.dataset import (
     AUGMENTATION,
     SECOND_VIEW,
     EvalSet,
-    Failure,
-    PhotoFolder,
     Sample,
     TrainSet,
     read_through,
@@ -38,120 +32,10 @@ from fewtags.seeds import rng
 # Python 3.12 and later warn of every fork of a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
-PLAIN = Collate((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-COUNT = 11
-
 
 def pixels_of(path, view, size):
     with open_photo(path) as photo:
         return photo.read(view, (size, size))
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """Eleven small photos of several shapes, one of them turned by EXIF."""
-    root = tmp_path_factory.mktemp("photos")
-    draw = np.random.default_rng(0)
-    turned = Image.Exif()
-    turned[274] = 6
-    keys = [f"{'ab'[i % 2]}/{i}.{('jpg', 'png')[i % 2]}" for i in range(COUNT)]
-    for i, key in enumerate(keys):
-        (root / key).parent.mkdir(exist_ok=True)
-        pixels = draw.integers(0, 256, (20 + i, 40 - i, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / key, exif=turned if i == 4 else Image.Exif())
-    return PhotoFolder(root, pa.array(keys))
-
-
-@pytest.fixture(scope="module")
-def labels():
-    dense = np.random.default_rng(1).integers(-1, 2, (COUNT, 4)).astype(np.int8)
-    return LabelMatrix.from_dense(dense)
-
-
-@pytest.fixture(scope="module")
-def data(photos, labels):
-    return TrainSet(photos=photos, labels=labels, policy=SquareCrop(size=12), seed=7)
-
-
-def equal(first, second):
-    """Bitwise."""
-    fields = ("images", "labels", "index", "views")
-    pairs = [(getattr(first, name), getattr(second, name)) for name in fields]
-    pairs += list(zip(first.places or (), second.places or (), strict=True))
-    return all(torch.equal(*pair) for pair in pairs)
-
-
-def indices(loader_or_batches):
-    return [batch.index.tolist() for batch in loader_or_batches]
-
-
-# Order
-
-
-def test_batches_of_ten_by_four():
-    """Ten samples need three batches of at most four: 4, 3, 3."""
-    sampler = EpochSampler(10, 4)
-    assert sampler.steps == 3
-    assert [len(batch) for batch in sampler.batches(0)] == [4, 3, 3]
-
-
-def test_two_ranks_of_five_by_four():
-    """Even indices belong to rank 0, odd ones to rank 1: five each, 3 + 2."""
-    for rank in range(2):
-        batches = list(EpochSampler(10, 4, rank=rank, world=2).batches(0))
-        assert [len(batch) for batch in batches] == [3, 2]
-        assert sorted(index for batch in batches for _, index in batch) == list(range(rank, 10, 2))
-
-
-def test_no_rank_is_left_without_a_batch():
-    """Three samples on two ranks, one by one: rank 0 has two, rank 1 has one, so there can be only one step."""
-    ranks = [EpochSampler(3, 1, rank=rank, world=2) for rank in range(2)]
-    assert [sampler.steps for sampler in ranks] == [1, 1]
-    assert [[len(batch) for batch in sampler.batches(0)] for sampler in ranks] == [[2], [1]]
-
-
-samplers = st.builds(
-    lambda world, more, size, seed: (world, world + more, size, seed),
-    st.integers(1, 5),
-    st.integers(0, 60),
-    st.integers(1, 20),
-    st.integers(0, 2**64 - 1),
-)
-
-
-@given(samplers, st.integers(0, 1000))
-def test_every_sample_once_per_epoch_on_its_own_rank(case, epoch):
-    world, samples, size, seed = case
-    ranks = [EpochSampler(samples, size, seed, rank=rank, world=world) for rank in range(world)]
-    assert len({sampler.steps for sampler in ranks}) == 1
-    seen = []
-    for rank, sampler in enumerate(ranks):
-        batches = list(sampler.batches(epoch))
-        assert len(batches) == sampler.steps
-        sizes = [len(batch) for batch in batches]
-        assert 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
-        assert max(sizes) <= size + (size == 1)
-        assert all(pair[0] == epoch for batch in batches for pair in batch)
-        mine = [index for batch in batches for _, index in batch]
-        assert all(index % world == rank for index in mine)
-        seen += mine
-    assert sorted(seen) == list(range(samples))
-
-
-@given(samplers, st.integers(0, 1000), st.integers(0, 30))
-def test_starting_later_gives_the_rest(case, epoch, start):
-    world, samples, size, seed = case
-    sampler = EpochSampler(samples, size, seed, rank=world - 1, world=world)
-    assert list(sampler.batches(epoch, start)) == list(sampler.batches(epoch))[start:]
-
-
-def test_epochs_and_seeds_have_their_own_order():
-    orders = {
-        tuple(index for batch in EpochSampler(20, 3, seed).batches(epoch) for _, index in batch)
-        for seed in range(3)
-        for epoch in range(3)
-    }
-    assert len(orders) == 9
 
 
 # Samples
@@ -252,14 +136,6 @@ def test_batches_with_second_views_are_the_same_for_any_number_of_workers(data):
         expected = collated(PLAIN, samples)
         assert torch.equal(one.second_view.images, expected.images)
         assert torch.equal(one.second_view.views, expected.views)
-
-
-def test_evaluation_sees_the_whole_photo(photos, labels):
-    data = EvalSet(photos, labels, SquareCrop(size=10))
-    assert len(data) == COUNT
-    sample = data[2]
-    assert sample.view == View.identity()
-    np.testing.assert_array_equal(sample.pixels, read_image(photos.path(2), size=(10, 10)))
 
 
 def test_data_sets_can_be_sent_to_other_processes(data):
@@ -417,31 +293,6 @@ def test_global_generators_are_left_alone(data):
     np.testing.assert_array_equal(np.random.get_state()[1], numpy_before)  # noqa: NPY002
 
 
-@pytest.mark.parametrize("workers", [None, Workers(2)])
-@pytest.mark.parametrize(("world", "size"), [(1, 4), (2, 4), (3, 1), (3, 100)])
-def test_evaluation_takes_every_photo_once_in_order(photos, labels, world, size, workers):
-    data = EvalSet(photos, labels, WholeImage(size=8))
-    seen = []
-    for rank in range(world):
-        loader = EvalLoader(data, size, PLAIN, workers if size == 4 else None, rank=rank, world=world)
-        batches = indices(loader)
-        mine = list(range(rank, COUNT, world))
-        assert batches == [mine[i : i + size] for i in range(0, len(mine), size)]
-        assert len(loader) == len(batches)
-        seen += [index for batch in batches for index in batch]
-    assert sorted(seen) == list(range(COUNT))
-
-
-def test_evaluation_of_a_rank_without_photos(photos, labels):
-    data = EvalSet(photos, labels, WholeImage(size=8))
-    assert list(EvalLoader(data, 4, PLAIN, rank=COUNT, world=COUNT + 1)) == []
-
-
-def test_evaluation_can_be_repeated(photos, labels):
-    loader = EvalLoader(EvalSet(photos, labels, WholeImage(size=8)), 4, PLAIN)
-    assert all(equal(*pair) for pair in zip(loader, loader, strict=True))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_batches_come_to_a_gpu_from_pinned_memory_with_the_same_bits(data):
@@ -454,93 +305,6 @@ def test_batches_come_to_a_gpu_from_pinned_memory_with_the_same_bits(data):
         assert batch.views.is_pinned()
         assert torch.equal(batch.images.cpu(), expected.images)
         assert torch.equal(batch.second_view.images.cpu(), expected.second_view.images)
-
-
-# Errors
-
-
-@pytest.fixture
-def broken(photos, tmp_path):
-    """The same photos, number 6 of which is cut off."""
-    for index in range(COUNT):
-        path = tmp_path / photos.keys[index].as_py()
-        path.parent.mkdir(exist_ok=True)
-        content = photos.path(index).read_bytes()
-        path.write_bytes(content[: len(content) // 2] if index == 6 else content)
-    return PhotoFolder(tmp_path, photos.keys)
-
-
-@pytest.mark.parametrize("workers", [None, Workers(2)], ids=["alone", "two workers"])
-def test_an_unreadable_photo_is_named(broken, labels, workers):
-    """torch would put a traceback into the message of an error that comes from a worker."""
-    with pytest.raises(DataError) as expected:
-        read_image(broken.path(6))
-    loader = TrainLoader(
-        TrainSet(photos=broken, labels=labels, policy=SquareCrop(size=8)), EpochSampler(COUNT, 4), PLAIN, workers
-    )
-    with pytest.raises(DataError) as caught:
-        list(loader.batches(0))
-    assert str(caught.value) == str(expected.value)
-    assert str(caught.value).startswith(f"{broken.path(6)}: ")
-    with pytest.raises(DataError) as caught:
-        list(EvalLoader(EvalSet(broken, labels, WholeImage(size=8)), 4, PLAIN, workers))
-    assert str(caught.value) == str(expected.value)
-
-
-def test_batches_before_the_unreadable_photo_are_good(broken, labels):
-    loader = EvalLoader(EvalSet(broken, labels, WholeImage(size=8)), 4, PLAIN)
-    assert next(iter(loader)).index.tolist() == [0, 1, 2, 3]
-
-
-def test_a_data_set_gives_a_failure_in_place_of_a_sample(broken, labels):
-    failure = TrainSet(photos=broken, labels=labels, policy=SquareCrop(size=8))[0, 6]
-    assert isinstance(failure, Failure)
-    assert collated(PLAIN, [EvalSet(broken, labels, WholeImage(size=8))[1], failure]) is failure
-
-
-def test_the_pixel_limit_holds(photos, labels, monkeypatch):
-    monkeypatch.setenv("FEWTAGS_PIXEL_LIMIT", "100")
-    failure = EvalSet(photos, labels, WholeImage(size=8))[0]
-    assert isinstance(failure, Failure)
-    assert "more than the limit of 0.0 million" in failure.message
-
-
-class Bug:
-    """A policy with a mistake in it, which is not the user's to mend."""
-
-    size = 8
-
-    def sample(self, rng, aspect):
-        raise KeyError("a bug")
-
-
-@pytest.mark.parametrize("workers", [None, Workers(1)])
-def test_our_own_bugs_keep_their_type(photos, labels, workers):
-    loader = TrainLoader(TrainSet(photos=photos, labels=labels, policy=Bug()), EpochSampler(COUNT, 4), PLAIN, workers)
-    with pytest.raises(KeyError, match="a bug"):
-        list(loader.batches(0))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: EpochSampler(10, 0), "batch size 0 must be 1 or more."),
-        (lambda: EpochSampler(0, 4), "0 training images cannot be shared by 1 processes; add images or use fewer."),
-        (
-            lambda: EpochSampler(3, 4, rank=1, world=4),
-            "3 training images cannot be shared by 4 processes; add images or use fewer.",
-        ),
-    ],
-)
-def test_impossible_settings(make, message):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert str(caught.value) == message
-
-
-def test_impossible_evaluation_batches(photos, labels):
-    with pytest.raises(ConfigError, match=r"batch size 0 must be 1 or more\."):
-        EvalLoader(EvalSet(photos, labels, WholeImage(size=8)), 0, PLAIN)
 
 
 @pytest.mark.parametrize("count", [0, 2])

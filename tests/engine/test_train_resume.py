@@ -359,6 +359,28 @@ def test_changed_photos_are_refused(files, make_config, tmp_path):
         open_run(tmp_path / "run", cpu=True)
 
 
+def test_other_derived_settings_of_the_method_are_refused(left, pair):
+    """A version that derives other values would continue with another loss; a setting that is new may be off."""
+    path = left / "environment.json"
+    record = read_json(path)
+    began = record["method"]
+    other = f"another version of fewtags began {left}, and derived other settings of the method "
+    cure = " Resume with that version, or start a new run."
+    lacking = {key: value for key, value in began.items() if key != "answer_weight"}
+    for method, change in [
+        ({**began, "teacher_weight": 0.5}, "(objective.teacher_weight 0.5 -> 0.0)."),
+        (lacking, "(objective.answer_weight (not set) -> 4.0)."),
+    ]:
+        path.write_text(json.dumps({**record, "method": method}))
+        with pytest.raises(CheckpointError) as error:
+            open_run(left, cpu=True)
+        assert str(error.value) == other + change + cure
+    assert began["negative_gamma"] == 0
+    path.write_text(json.dumps({**record, "method": {k: v for k, v in began.items() if k != "negative_gamma"}}))
+    take(open_run(left, cpu=True).resume())
+    assert outcome(left) == outcome(pair[0])
+
+
 def test_another_seed_is_called_another_seed(files, make_config, tmp_path):
     """It would hold out other images, which is not what has changed."""
     _, data = files

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fewtags.config.changes import settings_tree
+from fewtags.config.changes import changed_setting, settings_tree
 from fewtags.config.presets import Resolved
 from fewtags.config.sections import NO_FILES, Config, paths_of
 from fewtags.engine.checkpoint import reading_record
@@ -110,6 +110,24 @@ def method_record(plan: RunPlan) -> dict[str, Any]:
     settings = plan.method.model_dump(mode="json")
     values = {key: getattr(plan.objective, key, value) for key, value in settings.items()}
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()} | {"name": settings["name"]}
+
+
+def refuse_other_method(record: Record[Config, Resolved], plan: RunPlan, out: Path) -> None:
+    """Compare the settings that `plan` derives for a built-in method with those that the run derived when it began.
+
+    A setting that is new since then may be off: 0, false or none. A method of your own has a record of its file.
+
+    Raises:
+        CheckpointError: they differ, because another version of fewtags began the run.
+    """
+    began, now = record.environment.get("method", {}), json.loads(json.dumps(method_record(plan)))
+    new_and_off = tuple(key for key, value in now.items() if key not in began and not value)
+    change = changed_setting(began, now, new_and_off)
+    if change and method_source(plan.objective) is None:
+        raise CheckpointError(
+            f"another version of fewtags began {out}, and derived other settings of the method (objective.{change}). "
+            "Resume with that version, or start a new run."
+        )
 
 
 def all_tables(tables: Tables) -> dict[str, LabelTable]:

@@ -45,6 +45,7 @@ from fewtags.engine.train_record import (
     check_labels_unchanged,
     method_record,
     read_environment,
+    refuse_other_method,
     settle,
     settled_record,
     write_record,
@@ -272,7 +273,7 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
 
     Raises:
         CheckpointError: there is no run, or it is finished; or settings, labels, photos, initial weights or checkpoints
-            have changed.
+            have changed, or another version of fewtags derived other settings of the method.
     """
     folder = RunFolder(out, TRAINING)
     if folder.has_begun and not folder.is_finished:
@@ -292,6 +293,7 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
     teacher = load_teacher(out, record.environment)
     plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved, teacher=teacher, going_on=True)
     folder.refuse_other_weights(weights, plan.net.origin, record.environment["weights"])
+    refuse_other_method(record, plan, out)
     notes.append(changed_source(plan.objective, record.environment))
     clock, lost = _recorded_clock(out)
     notes.append(lost)

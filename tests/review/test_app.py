@@ -13,6 +13,7 @@ from PIL import Image
 from fewtags.formats.answers import read_answers
 from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan
+from fewtags.review import pictures
 from fewtags.review.app import AHEAD
 from fewtags.review.pictures import PhotoId
 from fewtags.review.retrain import score
@@ -291,6 +292,18 @@ def test_pictures_are_made_and_kept(visit, review):
         assert picture.mode == "RGBA"
         opacity = np.asarray(picture)[:, :, 3]
         assert (opacity.min(), opacity.max()) == (0, 150)
+
+
+def test_a_crop_of_another_rule_is_made_anew(visit, review, monkeypatch):
+    """An older version cut out less around the same box, and its pictures are in the folder of the review."""
+    browser = visit()
+    address = f"/crop/{next_one(browser)['photo']}?box=0.4,0.4,0.5,0.5"
+    with monkeypatch.context() as older_rule:
+        older_rule.setattr(pictures, "SMALLEST_CROP", 0.3)
+        older = browser.get(address).content
+    newer = browser.get(address).content
+    assert newer != older
+    assert browser.get(address).content == newer
 
 
 def test_a_model_without_maps_offers_no_heatmap(visit, review, monkeypatch):

@@ -119,7 +119,9 @@ class Pictures:
         Raises:
             DataError: the photo cannot be read.
         """
-        place = self._place(path, "crop" if box is None else f"crop {' '.join(f'{v:.3f}' for v in box)}")
+        # Their rules are part of the name, so that a review that goes on has no crops of an older version.
+        rules = f"crop {CROP_SIDE} {CROP_MARGIN} {SMALLEST_CROP}"
+        place = self._place(path, rules if box is None else f"{rules} {' '.join(f'{v:.3f}' for v in box)}")
         with self._making(place) as missing:
             if not missing:
                 return place

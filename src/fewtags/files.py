@@ -1,4 +1,4 @@
-"""Write files as a whole or not at all, and refuse output paths that cannot be written."""
+"""Write files as a whole or not at all, refuse output paths that cannot be written, and paths in the home folder."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ _TEMPORARY = ".part"
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 """How libraries written in Rust end the text of an error of the system."""
+
+
+def with_home(path: str) -> str:
+    """Return a path with the home folder in place of a leading ~, as a shell writes it; ~name is left as it is."""
+    return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path  # noqa: PTH111
 
 
 def disk_error(path: Path, error: OSError, size: int | None = None) -> DiskError:

@@ -53,6 +53,21 @@ def test_help_is_plain_when_piped() -> None:
     assert "\n    fewtags train photos/\n    fewtags train tags.csv --images photos/" in done.stdout
 
 
+def test_the_home_folder_in_an_option_with_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell replaces ~ in `--images ~/a`, but not in `--images=~/a`; what it was told to keep stays."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for words, named in [
+        (["--config=~/a"], f"{tmp_path}/home/a"),
+        (["--config", "~/a"], "~/a"),
+        (["--config=~a"], "~a"),
+        (["--config=b/~/a"], "b/~/a"),
+    ]:
+        done = CliRunner().invoke(app, ["train", *words])
+        assert named in done.output
+    assert not [*tmp_path.iterdir()]
+
+
 def test_usage_error_is_exit_code_2_with_a_suggestion() -> None:
     done = started("trian")
     assert done.returncode == 2

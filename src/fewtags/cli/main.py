@@ -35,6 +35,7 @@ from fewtags.cli.help_pages import finish_help
 from fewtags.cli.progress import echo
 from fewtags.cli.transfer import transfer_app
 from fewtags.errors import FewtagsError
+from fewtags.files import with_home
 from fewtags.photos.worker_failures import worker_failure
 from fewtags.text import command_line
 
@@ -44,7 +45,12 @@ class Commands(TyperGroup):
     """The commands. Errors of the user and the system become one message and exit code 1."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Accept `--debug` anywhere, so that it can be appended to a command that failed."""
+        """Accept `--debug` anywhere, so that it can be appended to a command that failed, and paths as in `--out=~/a`.
+
+        A shell replaces a ~ at the start of a word only, and a folder that is called ~ is dangerous to remove.
+        """
+        parts = [word.partition("=") if word.startswith("--") else (word, "", "") for word in args]
+        args = [name + equals + with_home(value) for name, equals, value in parts]
         if "--debug" in args:
             args = ["--debug", *(a for a in args if a != "--debug")]
         return super().parse_args(ctx, args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from fewtags.errors import ConfigError
+from fewtags.files import with_home
 from fewtags.text import suggest
 
 Points = Literal["pixels", "fractions"]
@@ -64,14 +64,9 @@ def _split_words(given: Any) -> Any:
 Words = Annotated[tuple[str, ...], BeforeValidator(_split_words)]
 
 
-def _below_home(path: str) -> str:
-    """Return a path with the home folder in place of a leading ~, as a shell writes it; ~name is left as it is."""
-    return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path  # noqa: PTH111
-
-
-PathText = Annotated[str, AfterValidator(_below_home)]
+PathText = Annotated[str, AfterValidator(with_home)]
 """A setting that is a path, or may be one."""
-FolderText = Annotated[str, Field(min_length=1), AfterValidator(_below_home)]
+FolderText = Annotated[str, Field(min_length=1), AfterValidator(with_home)]
 """A setting that is a path and not empty."""
 
 

@@ -108,6 +108,14 @@ def test_negatives_have_a_focus_where_a_head_is_solved_from_complete_tags_and_pl
         assert method.derived(facts)["negative_gamma"] == Derived(0.0)
 
 
+def test_weights_of_patches_are_not_explained_if_the_patch_loss_is_off():
+    facts = RunFacts(samples=2, classes=3, positives=2, points=1, grid=(2, 2))
+    for weight, words in ((None, "a located patch weighs 4"), (1.0, "a located patch weighs 4"), (0.0, "")):
+        note = ExpectedNegative(patch_weight=weight).derived(facts)["patch_weights"].note
+        assert note.startswith(words)
+        assert bool(note) == bool(words)
+
+
 def test_expected_positives_are_unknown_patches():
     """Every class is expected in both images, so that only the annotated cells have a loss, as in BCE."""
     settings = {"patch_weight": 1.0, "patch_weights": (4.0, 1.0, 1.0)}

@@ -60,8 +60,10 @@ class LocatedObjective(Objective):
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Use points and boxes, if there are some."""
-        places = bool(facts.points or facts.boxes)
-        return {**super().derived(facts), "patch_weight": Derived(float(places)), "patch_weights": even_patches(facts)}
+        places, weights = bool(facts.points or facts.boxes), even_patches(facts)
+        if self.patch_weight == 0:
+            weights = Derived(weights.value)  # without L_patch, a note about its weights would mislead
+        return {**super().derived(facts), "patch_weight": Derived(float(places)), "patch_weights": weights}
 
     def with_patches(
         self, loss: Tensor, logs: dict[str, Tensor], out: Output, batch: Batch, absent: Tensor | None = None

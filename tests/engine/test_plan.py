@@ -61,7 +61,7 @@ def test_a_method_that_nobody_named_uses_points_and_boxes_where_there_are_any(ta
 
 
 def test_complete_tags_with_places_have_a_focus_on_negatives_where_the_head_is_solved(scenes, tables, make_config):
-    """It is said and recorded; a run in steps, and one with an unknown label, keep the paper's loss."""
+    """It is said and recorded; a run in steps, and one with one unknown label in fifty, keep the paper's loss."""
     truth = scenes.train_truth
     image, class_ = np.indices(truth.matrix.shape).reshape(2, -1)
     corners = np.full((image.size, 4), np.nan)
@@ -81,7 +81,8 @@ def test_complete_tags_with_places_have_a_focus_on_negatives_where_the_head_is_s
     plan = planned(slice(None))
     assert plan.objective.negative_gamma == method_record(plan)["negative_gamma"] == 1
     assert any(line.endswith("(objective.negative_gamma)") for line in plan.lines())
-    for other in (planned(slice(1, None)), planned(slice(None), train__preset="views")):
+    assert planned(slice(1, None)).objective.negative_gamma == 1  # one unknown label, such as a difficult object
+    for other in (planned(slice(image.size // 50 + 1, None)), planned(slice(None), train__preset="views")):
         assert other.objective.negative_gamma == 0
         assert not any("negative_gamma" in line for line in other.lines())
 
@@ -145,7 +146,7 @@ def test_a_preset_gives_settings_of_its_method(tables, make_config):
     assert (own.objective.positives_per_image, own.objective.heatmap_top_k) == (2.0, 10)
 
 
-@pytest.mark.parametrize("minutes", [None, 0.01])
+@pytest.mark.parametrize("minutes", [None, 1e-5])
 def test_a_head_that_is_trained_in_steps_without_being_asked_for_says_why(tables, make_config, minutes):
     """Also where the time is too short for anything but the head."""
     open_ = {"train__stages": None, "train__cached_views": None, "train__batch_size": None}

@@ -104,6 +104,10 @@ def test_negatives_have_a_focus_where_a_head_is_solved_from_complete_tags_and_pl
     assert derived.note.endswith("(objective.negative_gamma)")
     for other in ({"points": 0}, {"negatives": 3}, {"head_solved": False}):
         assert ExpectedNegative().derived(replace(facts, **other))["negative_gamma"] == Derived(0.0)
+    # Difficult objects and crowds are unknown: up to one label in a hundred.
+    for negatives, value in ((97, 1), (96, 0)):
+        nearly = replace(facts, samples=10, classes=10, negatives=negatives)
+        assert ExpectedNegative().derived(nearly)["negative_gamma"].value == value
     for method in (ExpectedNegative(patch_weight=0.0), ExpectedNegative(expected_positives="positive")):
         assert method.derived(facts)["negative_gamma"] == Derived(0.0)
 

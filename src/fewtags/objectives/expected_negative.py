@@ -107,7 +107,8 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             solved, the best of 1, 4 and 16 on validation.
         negative_gamma: focus of EN's loss on negatives: known and assumed ones have the weight f^gamma, which has no
             gradient (not in the paper; 1 is that of PatchML's loss of images). Default: 1 if the head is solved from
-            complete labels with points or boxes, else 0: all negatives weigh the same.
+            complete labels (at most one in a hundred is unknown) with points or boxes, else 0: all negatives weigh the
+            same.
         prototype_weight: weight w, 0..1, of a second score in the ranking of expected positives (not in the paper): how
             near the features of an image are to the mean of those of the annotated positives (`PrototypeScores`).
         heatmap_patch_weight: weight of a loss of patches (not in the paper). Each unknown label that is an expected

@@ -73,13 +73,13 @@ def test_what_labels_say_is_computed_once(search_config, tables, tmp_path, monke
     """These facts go through all cells: they are handed over to whatever needs them, also for each candidate."""
     monkeypatch.setattr(random_blanks, "LEAST_KNOWN", 1)
     monkeypatch.setattr(planning, "measure_speed", lambda *_, **__: Speed(1e-4, 1e-4, 1e-4))
-    calls = counted_calls(monkeypatch, "answered", "share_by_known", "why_not_told")
+    calls = counted_calls(monkeypatch, "share_by_known", "why_not_told")
     changes = PLAIN if minutes is None else {**PLAIN, "train__minutes": minutes, "train__preset": None}
     plan = make_plan(search_config(**changes), tables=partly(tables), cpu=True)
     assert [c.method for c in plan.resolved.search] == ["expected_negative", "bce"]
     if minutes is None:
         take(Search(plan, tmp_path, make_accelerator("no", cpu=True), cpu=True).run())
-    assert calls == {"answered": 1, "share_by_known": 1, "why_not_told": 1}
+    assert calls == {"share_by_known": 1, "why_not_told": 1}
 
 
 def test_a_photo_that_is_left_out_may_change_what_labels_say(search_config, tables, tmp_path, monkeypatch):
@@ -88,9 +88,9 @@ def test_a_photo_that_is_left_out_may_change_what_labels_say(search_config, tabl
     shutil.copytree(photos.root, tmp_path / "photos")
     (tmp_path / "photos" / photos.images[0].as_py()).write_bytes(b"")
     broken = replace(partly(tables), train=replace(photos, root=tmp_path / "photos"))
-    calls = counted_calls(monkeypatch, "answered", "share_by_known")
+    calls = counted_calls(monkeypatch, "share_by_known")
     make_plan(search_config(**PLAIN), tables=broken, cpu=True)
-    assert calls == {"answered": 2, "share_by_known": 2}
+    assert calls == {"share_by_known": 2}
 
 
 @pytest.mark.parametrize(

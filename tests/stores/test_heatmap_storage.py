@@ -128,10 +128,15 @@ def test_a_memory_map_has_its_room_on_disk_and_equals_memory(tmp_path, dtype):
 
 
 def test_a_store_takes_memory_as_it_is_written():
-    before = psutil.Process().memory_info().rss
-    store = HeatmapStore(1000, 80, (28, 28), HeatmapPlan(corrected=True))
-    assert store.values.nbytes == 250_880_000
-    assert psutil.Process().memory_info().rss - before < 50_000_000
+    """The least of three measurements: threads that other tests left behind may take memory, too."""
+    grown = []
+    for _ in range(3):
+        before = psutil.Process().memory_info().rss
+        store = HeatmapStore(1000, 80, (28, 28), HeatmapPlan(corrected=True))
+        assert store.values.nbytes == 250_880_000
+        grown.append(psutil.Process().memory_info().rss - before)
+        del store
+    assert min(grown) < 50_000_000
 
 
 def test_a_new_store_forgets_what_an_old_file_held(tmp_path):

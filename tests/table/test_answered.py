@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fewtags.labels import ClassNames
-from fewtags.table.answered import answered, with_answers, without_answers
+from fewtags.table.answered import answered, has_answers, with_answers, without_answers
 from fewtags.table.table import LabelTable
 
 
@@ -104,8 +104,12 @@ def test_answered_cells_and_the_others(make):
     """Facts of answers and of files in one table; an answer that agrees with a file leaves the file's fact."""
     train = make("one", ["a", "b"], [("a", "cat", 1)])
     assert answered(train) is None
+    assert not has_answers(train)
+    assert not has_answers(make("one", ["a"], []))
     assert without_answers(train) is train
     answers = make("one", ["b", "a"], [("b", "cat", -1), ("a", "dog", 1), ("a", "cat", 1)], source="answers of first")
     both = with_answers({"train": train}, [answers])["train"]
     assert answered(both).dense().tolist() == [[1, 1], [-1, 0]]
+    assert has_answers(both)
+    assert not has_answers(without_answers(both))
     assert without_answers(both).matrix.dense().tolist() == [[1, 0], [0, 0]]

@@ -26,7 +26,7 @@ from fewtags.config.sections import Config
 from fewtags.engine.methods import make_objective, method_class
 from fewtags.engine.photo_cache import cache_note, make_cache, refuse_cache
 from fewtags.engine.plan import RunPlan, derive
-from fewtags.engine.preset_facts import has_answers, method_facts, resolve_settings, run_facts
+from fewtags.engine.preset_facts import method_facts, resolve_settings, run_facts
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import match_scores, refuse_teacher
 from fewtags.engine.time_box import Speed, measure_speed, refuse_too_short, time_box, within
@@ -36,6 +36,7 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.photos.scan import Tick
+from fewtags.table.answered import has_answers
 from fewtags.table.merge import match_images
 from fewtags.table.table import LabelTable
 from fewtags.text import flag

@@ -14,7 +14,7 @@ from fewtags.labels import Label
 from fewtags.metrics.counts import FAR, share_by_known
 from fewtags.objectives.base import RunFacts
 from fewtags.objectives.table import DEFAULT_METHOD
-from fewtags.table.answered import answered
+from fewtags.table.answered import has_answers
 from fewtags.table.table import LabelTable
 
 
@@ -40,11 +40,6 @@ def preset_facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     found = facts(len(train), len(train.classes), cpu)
     about = method_facts(config, train, answers, DEFAULT_METHOD)
     return found.model_copy(update={"answers": answers} | about)
-
-
-def has_answers(train: LabelTable) -> bool:
-    """Whether a training label is an answer of a person."""
-    return answered(train) is not None
 
 
 def method_facts(config: Config, train: LabelTable, answers: bool, method: str) -> dict[str, bool]:

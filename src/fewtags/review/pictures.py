@@ -161,8 +161,10 @@ class Pictures:
 def around(box: Box | None, aspect: float) -> Box:
     """Return what a crop shows of a photo with an aspect (width / height): a square around a box, where it fits.
 
-    >>> around((0.4, 0.4, 0.6, 0.6), 1.0)
-    (0.28, 0.28, 0.72, 0.72)
+    >>> around((0.35, 0.35, 0.65, 0.65), 1.0)
+    (0.17, 0.17, 0.83, 0.83)
+    >>> around((0.4, 0.4, 0.6, 0.6), 1.0)  # not less than `SMALLEST_CROP`
+    (0.2, 0.2, 0.8, 0.8)
     >>> around(None, 2.0)
     (0.0, 0.0, 1.0, 1.0)
     """

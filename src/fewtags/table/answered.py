@@ -70,6 +70,12 @@ def answered(table: LabelTable) -> LabelMatrix | None:
     return replace(table, facts=table.facts.filter(pa.array(mask)), complete_set=none).matrix
 
 
+def has_answers(table: LabelTable) -> bool:
+    """Whether people answered a cell of a table: a look at the names of its sources, which are few."""
+    sources = table.facts["source"].unique().cast(pa.string())
+    return bool(pc.any(pc.starts_with(sources, pattern=ANSWERS), min_count=0).as_py())
+
+
 def without_answers(table: LabelTable) -> LabelTable:
     """Return a table without the facts that people answered. What was asked for does not say what is frequent."""
     mask = _from_answers(table)

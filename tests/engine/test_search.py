@@ -256,7 +256,8 @@ def test_patience_does_not_end_a_trial(search_config):
 
 
 def test_a_method_that_does_not_weigh_answers_tries_no_weights(search_config, tables, monkeypatch):
-    monkeypatch.setattr(preset_facts, "answered", lambda table: table.matrix)
+    for module in (preset_facts, planning):
+        monkeypatch.setattr(module, "has_answers", lambda _: True)
     methods = ["expected_negative", "assume_negative"]
     plan = make_plan(
         search_config(search__methods=methods, search__sizes=[], augment__size=32), tables=tables, cpu=True
@@ -268,7 +269,8 @@ def test_a_method_that_does_not_weigh_answers_tries_no_weights(search_config, ta
 
 def test_a_size_without_time_for_epochs_tries_weights_of_answers(search_config, tables, monkeypatch):
     """Its head is solved alone, which other sizes do only before their epochs."""
-    monkeypatch.setattr(preset_facts, "answered", lambda table: table.matrix)
+    for module in (preset_facts, planning):
+        monkeypatch.setattr(module, "has_answers", lambda _: True)
     plan = make_plan(search_config(train__preset="finetune"), tables=tables, cpu=True)
     one = plan.resolved.search[0]
     (alone,) = settings_of_best(plan, one.model_copy(update={"epochs": 0})).stages

@@ -9,7 +9,7 @@ from train_runs import take, train
 
 from fewtags.config.presets import resolve
 from fewtags.config.search import candidates
-from fewtags.engine import preset_facts
+from fewtags.engine import planning, preset_facts
 from fewtags.engine.planning import make_plan
 from fewtags.engine.runfolder import SEARCH_FILE
 from fewtags.engine.search import Search
@@ -96,7 +96,8 @@ def test_a_candidate_that_cannot_be_tried_is_refused_before_training(search_conf
 
 
 def test_weights_that_the_user_gave_are_not_dropped(search_config, tables, monkeypatch):
-    monkeypatch.setattr(preset_facts, "answered", lambda table: table.matrix)
+    for module in (preset_facts, planning):
+        monkeypatch.setattr(module, "has_answers", lambda _: True)
     solve = {"name": "own", "logit_variances": [1.0], "answer_weights": [1.0, 4.0], "trainable": "head"}
     changes = {"search__methods": ["expected_negative", "bce"], "search__sizes": [], "augment__size": 32}
     with pytest.raises(ConfigError) as error:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from views import random_views
 
 from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError
@@ -32,17 +33,6 @@ def places_of(*objects):
     """(row, class, (x0, y0, x1, y1)) each."""
     rows, classes, boxes = zip(*objects, strict=True)
     return Places(torch.tensor(rows), torch.tensor(classes), torch.tensor(boxes, dtype=torch.float32))
-
-
-def random_views(rng, number):
-    """Crops of at least a quarter of the area, half of them flipped."""
-    views = []
-    for _ in range(number):
-        width, height = rng.uniform(0.5, 1, 2)
-        left, top = rng.uniform(0, 1 - width), rng.uniform(0, 1 - height)
-        view = View.crop(left, top, left + width, top + height)
-        views.append(view.then(View.flip()) if rng.random() < 0.5 else view)
-    return views
 
 
 def random_objects(rng, number):

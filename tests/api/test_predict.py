@@ -6,35 +6,15 @@ import warnings
 import numpy as np
 import pytest
 from api_calls import SETTINGS, classifier, photos
+from model_info import plain_info
 
 import fewtags as ft
 from fewtags.engine.events import Ended, Started
-from fewtags.engine.model import ModelInfo
 from fewtags.engine.planning import make_plan
 from fewtags.engine.predict import evaluate_table
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan
-
-
-def vit_info(net, scenes):
-    ids, wanted = scenes.val.classes.ids, net.preprocessing
-    return ModelInfo(
-        backbone="test_vit",
-        output_stride=0,
-        head=net.head.plan,
-        size=64,
-        policy="coco",
-        class_ids=ids,
-        class_names=ids,
-        thresholds=(0.5,) * 10,
-        threshold_rules=("half",) * 10,
-        mean=wanted.mean,
-        std=wanted.std,
-        method={},
-        selection="",
-        version="",
-    )
 
 
 def test_fit_returns_itself_and_tells_what_happens(fitted, scenes):
@@ -146,7 +126,9 @@ def test_coupled_heatmaps(scenes):
     """Products of attention and logits, which are not probabilities; the plain ones of the same net are."""
     net = create_net("test_vit", 10, weights="none", size=64, head=HeadPlan(3))
     clf, path = classifier(backbone="test_vit"), photos(scenes.val)[0]
-    clf._net, clf._info = net, vit_info(net, scenes)
+    wanted = (net.preprocessing.mean, net.preprocessing.std)
+    info = plain_info(scenes.val.classes.ids, wanted, backbone="test_vit", head=net.head.plan)
+    clf._net, clf._info = net, info
     plain, coupled = clf.heatmaps(path), clf.heatmaps(path, coupled=True)
     assert (coupled.shape, coupled.dtype) == (plain.shape, np.float32)
     assert ((coupled > 0) == (plain > 0.5)).all()

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_tables import Run, read
+from model_info import plain_info
 from PIL import Image
 
-from fewtags.engine.model import ModelInfo, save_model
+from fewtags.engine.model import save_model
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan
 from fewtags.photos.decode import read_image
@@ -73,22 +74,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model file: an untrained ViT with TS-CAM's head that knows the colours."""
     net = create_net("test_vit", 3, weights="none", size=64, head=HeadPlan(3))
     colours, wanted = ("red", "green", "blue"), net.preprocessing
-    info = ModelInfo(
-        backbone="test_vit",
-        output_stride=0,
-        head=net.head.plan,
-        size=64,
-        policy="coco",
-        class_ids=colours,
-        class_names=colours,
-        thresholds=(0.5,) * 3,
-        threshold_rules=("half",) * 3,
-        mean=wanted.mean,
-        std=wanted.std,
-        method={},
-        selection="",
-        version="",
-    )
+    info = plain_info(colours, (wanted.mean, wanted.std), backbone="test_vit", head=net.head.plan)
     path = tmp_path_factory.mktemp("vit") / "model.safetensors"
     save_model(path, net, info)
     return path

@@ -14,11 +14,6 @@ from fewtags.table.storage import load
 Run = Callable[..., Result]
 
 
-@pytest.fixture
-def model(trained: tuple[Path, Result]) -> Path:
-    return trained[0]
-
-
 def test_the_runs_own_photos_and_all_files(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
     files = {
         "--out": tmp_path / "q.csv",

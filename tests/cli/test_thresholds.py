@@ -14,11 +14,6 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def model(trained: tuple[Path, Result]) -> Path:
-    return trained[0]
-
-
-@pytest.fixture
 def photos(dataset: Path) -> Path:
     return dataset / "images" / "val"
 

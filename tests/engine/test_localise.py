@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from model_info import plain_info
 from PIL import Image
 from torch import nn
 
@@ -20,13 +21,12 @@ from fewtags.engine.localise import (
     refuse_without_boxes,
     regions_in_view,
 )
-from fewtags.engine.model import ModelInfo
 from fewtags.engine.predict import ScoredTable, score_table
 from fewtags.errors import DataError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label
 from fewtags.metrics.locate import DEFAULT, LocateOptions
-from fewtags.nets.spatial import HeadPlan, SpatialHead, SpatialNet
+from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.table.table import LabelTable
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -41,22 +41,7 @@ def colour_net(size, cell, policy="none"):
     with torch.no_grad():
         head.weight.copy_(4 * torch.eye(3))
         head.bias.fill_(-2.0)
-    info = ModelInfo(
-        backbone="none",
-        output_stride=0,
-        head=HeadPlan(),
-        size=size,
-        policy=policy,
-        class_ids=COLOURS,
-        class_names=COLOURS,
-        thresholds=(0.5,) * 3,
-        threshold_rules=("half",) * 3,
-        mean=(0.0,) * 3,
-        std=(1.0,) * 3,
-        method={},
-        selection="",
-        version="",
-    )
+    info = plain_info(COLOURS, size=size, policy=policy)
     return SpatialNet(nn.AvgPool2d(cell), head), info
 
 

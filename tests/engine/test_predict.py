@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from model_info import plain_info
 
 from fewtags.engine.evaluate import predict_logits, sigmoid
-from fewtags.engine.model import ModelInfo
 from fewtags.engine.places import find_photos
 from fewtags.engine.predict import (
     decide,
@@ -44,22 +44,7 @@ def model(scenes):
     net = create_net("test_resnet", 10, weights="none", size=64)
     with torch.no_grad():
         net.head.weight.mul_(50)
-    info = ModelInfo(
-        backbone="test_resnet",
-        output_stride=0,
-        head=HeadPlan(),
-        size=64,
-        policy="coco",
-        class_ids=ids,
-        class_names=ids,
-        thresholds=(0.5,) * 10,
-        threshold_rules=("half",) * 10,
-        mean=net.preprocessing.mean,
-        std=net.preprocessing.std,
-        method={},
-        selection="",
-        version="",
-    )
+    info = plain_info(ids, (net.preprocessing.mean, net.preprocessing.std), backbone="test_resnet")
     return net, info
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from heatmap_maps import FLOAT16_STEP, WHOLE, P, U, filled, random_labels, random_maps, random_views
+from heatmap_maps import FLOAT16_STEP, WHOLE, P, U, filled, random_labels, random_maps
+from views import random_views
 
 from fewtags.batched_views import stack_views
 from fewtags.geometry import View

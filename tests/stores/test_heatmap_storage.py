@@ -8,9 +8,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from heatmap_maps import WHOLE, N, P, U, filled, random_labels, random_maps, random_views
+from heatmap_maps import WHOLE, N, P, U, filled, random_labels, random_maps
 from hypothesis import given
 from hypothesis import strategies as st
+from views import random_views
 
 from fewtags.batched_views import stack_views
 from fewtags.errors import CheckpointError

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from heatmap_maps import FLOAT16_STEP, WHOLE, N, P, U, filled, random_labels, random_maps, random_views
+from heatmap_maps import FLOAT16_STEP, WHOLE, N, P, U, filled, random_labels, random_maps
 from hypothesis import given
 from hypothesis import strategies as st
+from views import random_views
 
 from fewtags.batched_views import stack_views
 from fewtags.geometry import View

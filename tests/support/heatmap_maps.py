@@ -11,17 +11,6 @@ WHOLE = View.identity()
 FLOAT16_STEP = 2**-11  # between neighbours in 0.5..1, the coarsest in 0..1
 
 
-def random_views(rng, number):
-    """Crops of at least a quarter of the area, half of them flipped."""
-    views = []
-    for _ in range(number):
-        width, height = rng.uniform(0.5, 1, 2)
-        left, top = rng.uniform(0, 1 - width), rng.uniform(0, 1 - height)
-        view = View.crop(left, top, left + width, top + height)
-        views.append(view.then(View.flip()) if rng.random() < 0.5 else view)
-    return views
-
-
 def random_labels(rng, samples, classes):
     return torch.from_numpy(rng.choice(np.array([P, N, U], np.int8), size=(samples, classes)))
 

@@ -118,7 +118,7 @@ def test_a_guess_is_never_more_than_there_are_classes():
 
 
 def test_complete_images_without_a_positive_tell_nothing():
-    """Twenty empty photos have a mean of 0, which is no number of positives: the guess is taken."""
+    """The guess is taken where twenty empty photos give a mean of 0."""
     assert positives_per_image(Tables(from_rows(SINGLE), from_rows([[-1] * 4] * 20)))[0] == 1.5
 
 

@@ -70,7 +70,7 @@ def test_the_pixel_limit_holds(photos, labels, monkeypatch):
 
 
 class Bug:
-    """A policy with a mistake in it, which is not the user's to mend."""
+    """A policy with a mistake of ours in it."""
 
     size = 8
 

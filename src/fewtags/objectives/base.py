@@ -67,7 +67,7 @@ class RunFacts:
     answer_weights: bool = False
 
     @property
-    def complete(self) -> bool:
+    def almost_complete(self) -> bool:
         """Whether at most one label in a hundred is unknown, as where some objects are difficult or crowds."""
         return self.positives + self.negatives >= 0.99 * self.samples * self.classes
 

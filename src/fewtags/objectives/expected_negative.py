@@ -230,7 +230,7 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
     def _derived_focus(self, facts: RunFacts) -> Derived:
         """Return the default of `negative_gamma`: the focus of the patches (docs/places.md)."""
         places = (facts.points or facts.boxes) and self.patch_weight != 0 and self._weighs_cells
-        if not (places and facts.head_solved and facts.complete):
+        if not (places and facts.head_solved and facts.almost_complete):
             return Derived(0.0)
         return Derived(
             1.0,
